@@ -1,0 +1,135 @@
+"""Configuration: each field has one default, one flag and one `SLIPSTREAM_*` variable.
+
+Flags, variables and their help derive from the dataclass fields, so a default stands in one place.
+Precedence: explicit argument, then environment, then default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.errors import ConfigError
+from slipstream.types import MAX_K, KSetting
+
+PREFIX = "SLIPSTREAM_"
+# Variables that are not engine settings: the folder that `pull` fills.
+OTHER_VARIABLES = ("SLIPSTREAM_CACHE_DIR",)
+
+
+def _setting(default: Any, help: str, *, choices: tuple[str, ...] = (), low: int = 0) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices, "low": low})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. Strings "auto" are settled when the model is loaded."""
+
+    k: KSetting = _setting("auto", f"drafted tokens a round: auto, off or 0 to {MAX_K}")
+    drafter: str = _setting("auto", "auto, none, ngram", choices=("auto", "none", "ngram"))
+    device: str = _setting(
+        "auto", "back end that runs the model", choices=("auto", "cpu", "reference")
+    )
+    isa: str = _setting(
+        "auto", "instruction path of the cpu back end", choices=("auto", "avx512", "portable")
+    )
+    threads: int = _setting(0, "threads of the cpu back end; 0 takes the cores this process may use")
+    max_model_len: int = _setting(0, "longest context in tokens; 0 takes the model's own")
+    prefill_chunk: int = _setting(256, "prompt tokens of one forward", low=1)
+    verify_pad: str = _setting("auto", "pad verify rows: auto, off or a multiple, e.g. 8")
+    verify_kernel: str = _setting(
+        "auto",
+        "how verify rows share weight reads",
+        choices=("auto", "gemv", "multirow", "tile"),
+    )
+    tile_m: int = _setting(16, "rows of one tile when verify_kernel is tile", low=1)
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            object.__setattr__(self, item.name, _parse(item, getattr(self, item.name)))
+
+    @classmethod
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, **overrides: Any
+    ) -> EngineConfig:
+        """Build a config from `SLIPSTREAM_*` variables, explicit arguments going first.
+
+        Args:
+            environ: variables to read; the process's own by default.
+            overrides: field values; None means not given.
+
+        Raises:
+            ConfigError: an unknown variable or field (the nearest is named), or a bad value.
+        """
+        environ = os.environ if environ is None else environ
+        names = [item.name for item in dataclasses.fields(cls)]
+        values: dict[str, Any] = {}
+        for key, text in environ.items():
+            if not key.startswith(PREFIX) or key in OTHER_VARIABLES:
+                continue
+            name = key[len(PREFIX) :].lower()
+            if name not in names:
+                known = [PREFIX + n.upper() for n in names] + list(OTHER_VARIABLES)
+                raise ConfigError(f"unknown variable {key}", hint=_nearest(key, known))
+            values[name] = text
+        for name, value in overrides.items():
+            if name not in names:
+                raise ConfigError(f"unknown setting {name}", hint=_nearest(name, names))
+            if value is not None:
+                values[name] = value
+        return cls(**values)
+
+
+def parse_k(value: Any) -> KSetting:
+    """Return k as "auto", "off" or an int in [0, MAX_K].
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(value, str) and value in ("auto", "off"):
+        return value  # type: ignore[return-value]
+    number = _integer(value)
+    if number is None or not 0 <= number <= MAX_K:
+        raise ConfigError(f"k must be auto, off or in [0, {MAX_K}], got {value}")
+    return number
+
+
+def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
+    """Check one field's value, text from the environment included."""
+    if item.name == "k":
+        return parse_k(value)
+    if item.name == "verify_pad":
+        number = _integer(value)
+        if value in ("auto", "off") or (number is not None and 1 <= number <= 256):
+            return str(value)
+        raise ConfigError(f"verify_pad must be auto, off or in [1, 256], got {value}")
+    if isinstance(item.default, int):
+        number = _integer(value)
+        low = item.metadata["low"]
+        if number is None or number < low:
+            raise ConfigError(f"{item.name} must be an integer >= {low}, got {value}")
+        return number
+    choices = item.metadata["choices"]
+    if value not in choices:
+        raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, got {value}")
+    return value
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    try:
+        return int(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"did you mean {match[0]}?" if match else f"known: {', '.join(known)}"

@@ -1,0 +1,136 @@
+"""The op set: what a forward may do, and the contract that every back end keeps.
+
+**Row invariance.** A row's output bytes depend only on that row's inputs, the weights and its own
+sequence's KV: not on how many rows ride along, its place among them, padding rows, chunk
+boundaries or threads. Reduction order is fixed per output element, splits sit at absolute
+positions, nothing is accumulated atomically.
+
+A back end offers two things: `Backend`, which repacks weights and owns KV pages, and `Ops`, the
+functions that a forward calls. `Backend.compile` runs a Python forward once (recorded and replayed
+without Python on fast back ends, called each time on the reference) and returns a `Step`.
+
+Values that flow between ops are opaque `Value`s of shape (R, width), R the rows of the step: torch
+tensors on the reference, recorder handles on fast back ends. A forward never looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.models.arch import Arch
+from slipstream.models.weights import Tensor
+
+Int32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+Value = Any  # a back end's own handle, of shape (R, width)
+Weight = Any  # a back end's repacked matrix or vector
+KVLayer = Any  # a back end's pages of one layer
+
+PAGE_SIZE = 16  # positions a KV page holds; one AVX-512 vector of float32 scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of one packed forward.
+
+    Attributes:
+        token_ids: int32 of shape (R,).
+        positions: int32 of shape (R,); -1 marks a padding row, which attends to nothing, writes no
+            KV and whose output is unspecified.
+        sequences: int32 of shape (R,), the row of `page_table` that each row reads and writes.
+        page_table: int32 of shape (S, P); entry [s, i] is the page of positions [16 i, 16 i + 16).
+        logit_rows: int32 of shape (L,), the rows whose logits are wanted, ascending.
+    """
+
+    token_ids: Int32
+    positions: Int32
+    sequences: Int32
+    page_table: Int32
+    logit_rows: Int32
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step returns; arrays are views that the next step overwrites.
+
+    Attributes:
+        logits: float32 of shape (L, V).
+        argmax: int32 of shape (L,); equal logits resolve to the lowest id.
+    """
+
+    logits: F32
+    argmax: Int32
+
+
+class Ops(Protocol):
+    """The functions of a forward. R rows, H hidden, F ffn, D head_dim, V vocabulary."""
+
+    def embed(self, table: Weight) -> Value:
+        """Return the embedding rows of `Rows.token_ids`, float32 of shape (R, H)."""
+
+    def rms_norm(self, x: Value, weight: Weight, eps: float) -> Value:
+        """Return x / sqrt(mean(x**2) + eps) * weight, shape (R, H)."""
+
+    def linear(self, x: Value, weight: Weight, residual: Value | None = None) -> Value:
+        """Return x @ weight.T, plus residual if given; shape (R, N), N fused outputs."""
+
+    def rope_append(self, qkv: Value, kv: KVLayer) -> Value:
+        """Rotate q and k by their positions, write k and v to the pages; return q (R, heads * D)."""
+
+    def attention(self, q: Value, kv: KVLayer) -> Value:
+        """Return causal attention of q over the pages, this step's own rows included."""
+
+    def gated(self, gate_up: Value) -> Value:
+        """Return silu(gate) * up for gate_up of shape (R, 2 F): gate first; shape (R, F)."""
+
+    def logits(self, x: Value, weight: Weight) -> Value:
+        """Return x[Rows.logit_rows] @ weight.T, float32 of shape (L, V)."""
+
+
+class KVCache(Protocol):
+    """The KV pages of every layer."""
+
+    num_pages: int
+
+    def layer(self, index: int) -> KVLayer:
+        """Return the pages of one layer, as `rope_append` and `attention` take them."""
+
+    def read(self, layer: int, page: int) -> tuple[F32, F32]:
+        """Return copies of K and V of one page, float32 of shape (16, kv_heads, D), for tests."""
+
+    def zero(self, pages: Sequence[int]) -> None:
+        """Zero pages before a sequence takes them."""
+
+
+class Step(Protocol):
+    """A compiled forward."""
+
+    def __call__(self, rows: Rows) -> StepResult:
+        """Run the forward over `rows` (1 <= R <= max_rows, L >= 0)."""
+
+
+class Backend(Protocol):
+    """Repacks weights, owns pages, compiles forwards."""
+
+    name: str  # "reference", "cpu", "cuda"
+    reason: str  # why this one was chosen, e.g. "AVX-512 VNNI"
+
+    def matrix(self, parts: Sequence[Tensor]) -> Weight:
+        """Repack matrices of equal K, stacked along N in order, into one fused weight."""
+
+    def vector(self, tensor: Tensor) -> Weight:
+        """Take a vector of shape (N,), e.g. a norm's weight."""
+
+    def kv_cache(self, arch: Arch, num_pages: int, max_len: int) -> KVCache:
+        """Allocate zeroed pages for every layer, with RoPE tables for positions < max_len."""
+
+    def compile(self, forward: Callable[[Ops], Value], *, max_rows: int, max_logits: int) -> Step:
+        """Return a step that runs `forward`, whose result is the logits value."""
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of weights held so far."""
