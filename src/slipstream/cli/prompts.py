@@ -1,0 +1,66 @@
+"""Reading a prompt from a flag, a file or stdin, and refusing what no model should be given."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from slipstream.errors import RequestError
+
+
+def read_prompt(text: str | None, file: str | None) -> str:
+    """Return the prompt that a command was given, unchanged to the last newline.
+
+    Args:
+        text: value of --prompt.
+        file: value of --prompt-file; "-" is stdin.
+
+    Raises:
+        RequestError: none or both were given, the file cannot be read, or the prompt is empty, not
+            UTF-8 or holds a NUL.
+    """
+    if (text is None) == (file is None):
+        got = "neither" if text is None else "both"
+        raise RequestError(
+            f"a prompt comes from either --prompt or --prompt-file, got {got}",
+            param="prompt",
+            hint='e.g. --prompt "Why is the sky blue?", or --prompt-file - to read stdin',
+        )
+    if text is not None:
+        return _check(text, "--prompt")
+    assert file is not None
+    source = "stdin" if file == "-" else file
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RequestError(f"cannot read the prompt from {source}: {reason}") from error
+    try:
+        return _check(data.decode("utf-8"), source)
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the prompt from {source} is not UTF-8: byte 0x{data[error.start]:02x} "
+            f"at offset {error.start}",
+            param="prompt",
+            hint="convert the text to UTF-8 first",
+        ) from error
+
+
+def _check(prompt: str, source: str) -> str:
+    if not prompt:
+        raise RequestError(f"the prompt from {source} is empty", param="prompt")
+    if "\0" in prompt:
+        offset = prompt.index("\0")
+        raise RequestError(
+            f"the prompt from {source} holds a NUL at character {offset}",
+            param="prompt",
+            hint="is it a binary file?",
+        )
+    # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise RequestError(
+            f"the prompt from {source} is not UTF-8",
+            param="prompt",
+            hint="convert the text to UTF-8 first",
+        )
+    return prompt

@@ -1,0 +1,89 @@
+"""Flags that come from `EngineConfig`: one for each field, its default read from the dataclass.
+
+A flag that is not given stays None, so that a `SLIPSTREAM_*` variable can speak before the default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.config import PREFIX, EngineConfig
+from slipstream.types import MAX_K
+
+# Fields that take words as well as numbers.
+_METAVARS = {"k": f"auto|off|0..{MAX_K}", "verify_pad": "auto|off|N"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One field of `EngineConfig` as a user meets it."""
+
+    name: str
+    flag: str
+    variable: str
+    default: str
+    metavar: str
+    help: str
+
+
+def engine_settings() -> list[Setting]:
+    """Return every field of `EngineConfig`, in its order."""
+    return [
+        Setting(
+            name=item.name,
+            flag="--" + item.name.replace("_", "-"),
+            variable=PREFIX + item.name.upper(),
+            default=str(item.default),
+            metavar=_metavar(item),
+            help=item.metadata["help"],
+        )
+        for item in dataclasses.fields(EngineConfig)
+    ]
+
+
+def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's `**settings` by one text option for each field of `EngineConfig`."""
+    options = [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                str | None,
+                typer.Option(
+                    item.flag,
+                    metavar=item.metavar,
+                    show_default=False,
+                    help=f"{_sentence(item.help)} [{item.variable}; default: {item.default}]",
+                ),
+            ],
+        )
+        for item in engine_settings()
+    ]
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return command
+
+
+def engine_config(settings: dict[str, Any]) -> EngineConfig:
+    """Build the config of a command from its flags, the environment and the defaults.
+
+    Raises:
+        ConfigError: a value is wrong, or a variable unknown.
+    """
+    return EngineConfig.from_env(**settings)
+
+
+def _metavar(item: dataclasses.Field[Any]) -> str:
+    choices = "|".join(item.metadata["choices"])
+    return choices or _METAVARS.get(item.name, "N")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."

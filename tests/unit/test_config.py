@@ -1,0 +1,96 @@
+"""Engine settings: precedence, and errors that name the nearest and the allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from slipstream.config import OTHER_VARIABLES, EngineConfig, parse_k
+from slipstream.errors import ConfigError
+from slipstream.types import MAX_K
+
+
+def test_default_is_used_when_nothing_is_given() -> None:
+    assert EngineConfig.from_env({}) == EngineConfig()
+
+
+def test_variable_goes_before_default() -> None:
+    config = EngineConfig.from_env({"SLIPSTREAM_THREADS": "3", "SLIPSTREAM_K": "4"})
+    assert (config.threads, config.k) == (3, 4)
+
+
+def test_argument_goes_before_variable() -> None:
+    assert EngineConfig.from_env({"SLIPSTREAM_THREADS": "3"}, threads="2").threads == 2
+
+
+def test_argument_of_none_lets_the_variable_speak() -> None:
+    assert EngineConfig.from_env({"SLIPSTREAM_K": "off"}, k=None).k == "off"
+
+
+def test_bad_variable_is_overridden_by_an_argument() -> None:
+    assert EngineConfig.from_env({"SLIPSTREAM_K": "99"}, k="2").k == 2
+
+
+@pytest.mark.parametrize("name", [item.name for item in dataclasses.fields(EngineConfig)])
+def test_every_field_reads_its_own_variable_back(name: str) -> None:
+    default = getattr(EngineConfig(), name)
+    config = EngineConfig.from_env({f"SLIPSTREAM_{name.upper()}": str(default)})
+    assert getattr(config, name) == default
+    assert type(getattr(config, name)) is type(default)
+
+
+def test_unknown_variable_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown variable SLIPSTREAM_THREDS") as caught:
+        EngineConfig.from_env({"SLIPSTREAM_THREDS": "2"})
+    assert caught.value.hint == "did you mean SLIPSTREAM_THREADS?"
+
+
+def test_unknown_setting_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown setting thread") as caught:
+        EngineConfig.from_env({}, thread=2)
+    assert caught.value.hint == "did you mean threads?"
+
+
+def test_variables_of_others_are_ignored() -> None:
+    environ = dict.fromkeys(OTHER_VARIABLES, "anything") | {"PATH": "/bin", "SLIP": "1"}
+    assert EngineConfig.from_env(environ) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("k", "16"),
+        ("k", "-1"),
+        ("k", "1.5"),
+        ("k", ""),
+        ("k", True),
+        ("k", "Auto"),
+        ("threads", "-1"),
+        ("threads", "two"),
+        ("threads", ""),
+        ("prefill_chunk", "0"),
+        ("tile_m", 0),
+        ("drafter", "ngrams"),
+        ("device", "tpu"),
+        ("isa", ""),
+        ("verify_pad", "0"),
+        ("verify_pad", "257"),
+        ("verify_kernel", "fast"),
+    ],
+)
+def test_bad_value_is_refused_with_name_and_value(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_env({}, **{name: value})
+    assert name in caught.value.message
+    assert caught.value.message.endswith(f"got {value}")
+
+
+@pytest.mark.parametrize("value", ["auto", "off", 0, MAX_K, "0", str(MAX_K)])
+def test_good_k_is_taken(value: object) -> None:
+    assert str(parse_k(value)) == str(value)
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineConfig().k = 3  # type: ignore[misc]
