@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -288,9 +288,23 @@ def test_pull_prints_the_path_last(
 ) -> None:
     import slipstream.models.loading as loading
 
-    monkeypatch.setattr(loading, "pull", lambda name: tmp_path / name, raising=False)
+    def fetch(name: str, progress: Callable[[str, float], None]) -> Path:
+        for part in (0.0, 0.5, 1.0):
+            progress("download", part)
+        return tmp_path / name
+
+    monkeypatch.setattr(loading, "pull", fetch)
     assert main(["pull", "tiny"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "tiny")
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'tiny'}\n"
+    assert err == "tiny: download\n"
+
+
+def test_pull_of_an_unknown_name_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "smollm2-136m"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "hint: did you mean smollm2-135m?" in err
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["generate", "--help"], ["info", "--help"]])
