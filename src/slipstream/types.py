@@ -103,3 +103,11 @@ class Chunk:
     token_ids: list[int]
     accepted: int
     reply: Reply | None = field(default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What one engine step adds to one request."""
+
+    request_id: int
+    chunk: Chunk

@@ -1,1 +1,1 @@
-"""engine."""
+"""The engine: requests in, verified tokens out, one forward a step."""

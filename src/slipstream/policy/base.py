@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.types import KSetting, Verdict
+from slipstream.types import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,9 @@ class RoundOutcome:
 
     Attributes:
         k: tokens drafted and verified; 0 for a classic step.
-        accepted: length of the accepted prefix.
-        emitted: tokens that the request gained, after any cut by a stop or a limit.
+        accepted: length of the accepted prefix, before any cut.
+        emitted: tokens that the request gained; less than accepted + 1 where a stop or a limit cut
+            the round.
         draft_s, verify_s, round_s: seconds; round_s runs from round start to round start.
     """
 
@@ -58,11 +59,21 @@ class RoundOutcome:
 
 
 class Policy(Protocol):
-    """Sizes rounds."""
+    """Sizes rounds.
 
-    mode: KSetting
-    verdict: Verdict
-    reason: str
+    Attributes:
+        mode: "auto", "off" or "fixed:K", as it was asked for.
+        verdict, reason: what it decided over all and why; `reason` is never empty.
+    """
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def reason(self) -> str: ...
 
     def choose(self, view: RoundView) -> Decision:
         """Return the next round's k in [0, view.ceiling]. Pure."""

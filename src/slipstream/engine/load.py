@@ -1,0 +1,88 @@
+"""From a model's name to an engine: open the file, choose a back end, compile, choose a drafter."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.config import EngineConfig
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.ngram import NGramDrafter
+from slipstream.engine.engine import Engine
+from slipstream.engine.target import build_target
+from slipstream.errors import LoadError
+from slipstream.kernels.ops import Backend
+from slipstream.models.loading import open_model, resolve_model
+
+_log = logging.getLogger(__name__)
+
+
+def load(
+    model: str | os.PathLike[str], config: EngineConfig | None = None, **overrides: Any
+) -> Engine:
+    """Load a model and return an engine that serves it.
+
+    Args:
+        model: name of a pulled model, or path of a model file.
+        config: settings; by default those of the environment.
+        overrides: single settings that go before both, e.g. `drafter="none"`.
+
+    Raises:
+        LoadError: the model cannot be found, opened or served.
+        ConfigError: a setting is unknown, out of range or does not suit the model.
+    """
+    started = time.perf_counter()
+    if config is not None:
+        overrides = dataclasses.asdict(config) | overrides
+    config = EngineConfig.from_env(None if config is None else {}, **overrides)
+    file = open_model(resolve_model(os.fspath(model)))
+    target = build_target(file.arch, choose_backend(config), file.load_weights, config)
+    return Engine(
+        target,
+        file.tokenizer,
+        template=file.template,
+        config=config,
+        make_drafter=choose_drafter(config),
+        load_s=time.perf_counter() - started,
+    )
+
+
+def choose_backend(config: EngineConfig) -> Backend:
+    """Return the back end that a config asks for; "auto" is the cpu.
+
+    Where the compiled kernels are missing, the reference serves in their place and one line in the
+    log says so.
+
+    Raises:
+        LoadError: the reference is needed and torch is not installed.
+    """
+    if config.device == "reference":
+        return _reference("asked for")
+    try:
+        from slipstream.kernels.cpu import CpuBackend
+    except ImportError as error:
+        _log.warning("the compiled cpu kernels are missing, the slow reference serves: %s", error)
+        return _reference("the compiled cpu kernels are missing")
+    backend: Backend = CpuBackend(
+        threads=config.threads, isa=config.isa, kernel=config.verify_kernel
+    )
+    return backend
+
+
+def choose_drafter(config: EngineConfig) -> Callable[[], Drafter] | None:
+    """Return what makes a drafter for each request; "auto" is the free n-gram lookup."""
+    return None if config.drafter == "none" else NGramDrafter
+
+
+def _reference(reason: str) -> Backend:
+    try:
+        from slipstream.kernels.reference import ReferenceBackend
+    except ImportError as error:
+        raise LoadError(
+            f"the reference back end needs torch: {error}", hint="pip install torch"
+        ) from error
+    return ReferenceBackend(reason=reason)

@@ -1,0 +1,46 @@
+"""What a caller may give as a prompt, and how it becomes token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from slipstream.engine.request import Tokenizer
+from slipstream.errors import RequestError
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]  # raw text, token ids, or a conversation
+
+
+class Template(Protocol):
+    """What the engine asks of a model's chat template."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the prompt text of a conversation, the assistant's turn opened."""
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, template: Template | None) -> Iterable[int]:
+    """Return a prompt's token ids; ids are passed on unchecked.
+
+    Special tokens that a text spells are ordinary text; only a rendered template may use them.
+
+    Raises:
+        RequestError: it is none of the three kinds, or a conversation and there is no template.
+    """
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, parse_special=False)
+    if not isinstance(prompt, Iterable):
+        raise RequestError(
+            f"prompt must be text, token ids or messages, got {type(prompt).__name__}",
+            param="prompt",
+        )
+    items: list[Any] = list(prompt)
+    if not any(isinstance(item, Mapping) for item in items):
+        return items
+    if template is None:
+        raise RequestError(
+            "messages need a chat template, and this model has none",
+            param="messages",
+            hint="give the prompt as text",
+        )
+    return tokenizer.encode(template.render(items), parse_special=True)

@@ -1,0 +1,138 @@
+"""One request's part in a step, and how parts are packed into the rows of one forward.
+
+While a prompt is prefilled, the part is a chunk of it; after that it is a round: the anchor and k
+drafts. Both are the same to a forward, which is why they can share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slipstream.engine.request import Request
+from slipstream.kernels.ops import Rows
+from slipstream.policy.base import RoundView
+
+PADDING_POSITION = -1
+
+
+@dataclass(kw_only=True, eq=False)
+class Round:
+    """What one step does for one request; filled in from top to bottom.
+
+    Attributes:
+        input_ids: committed tokens whose KV is still to be written: a chunk, or the anchor.
+        is_prefill: the request has no token yet.
+        is_last: `input_ids` reach the end of the committed tokens, so logits are wanted.
+        proposed: what a free drafter offers.
+        k: what the policy chose.
+        drafts: what is verified, at most k tokens.
+        target_ids: the target's choices after the last input and after each draft.
+        accepted: length of the accepted prefix of `drafts`.
+        emitted: the tokens that the request gains.
+    """
+
+    request: Request
+    input_ids: list[int]
+    is_prefill: bool
+    is_last: bool
+    proposed: list[int] = field(default_factory=list)
+    k: int = 0
+    drafts: list[int] = field(default_factory=list)
+    target_ids: list[int] = field(default_factory=list)
+    accepted: int = 0
+    emitted: list[int] = field(default_factory=list)
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+    @classmethod
+    def next_of(cls, request: Request, chunk: int) -> Round:
+        """Return the request's next part, at most `chunk` committed tokens of it."""
+        sequence = request.sequence
+        end = min(sequence.kv_len + chunk, len(sequence.token_ids))
+        return cls(
+            request=request,
+            input_ids=sequence.token_ids[sequence.kv_len : end],
+            is_prefill=sequence.num_generated == 0,
+            is_last=end == len(sequence.token_ids),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the forward that it takes."""
+        return len(self.input_ids) + len(self.drafts)
+
+    @property
+    def num_logits(self) -> int:
+        """Rows whose logits it wants: the last input and every draft, at the end of the tokens."""
+        return 1 + len(self.drafts) if self.is_last else 0
+
+    @property
+    def ceiling(self) -> int:
+        """Largest k that fits: the bonus token always comes on top, within what remains."""
+        drafter = self.request.drafter
+        if self.is_prefill or drafter is None:
+            return 0
+        return min(self.request.k_ceiling, drafter.max_k, self.request.remaining - 1)
+
+    def view(self) -> RoundView:
+        """Return what the policy may know."""
+        return RoundView(
+            remaining=self.request.remaining,
+            context_len=self.request.sequence.kv_len,
+            proposed=len(self.proposed),
+            ceiling=self.ceiling,
+        )
+
+
+def pack(batch: Sequence[Round], *, pad_to: int = 1) -> Rows:
+    """Lay the rounds' rows out one after the other.
+
+    Args:
+        batch: at least one round; its pages are reserved.
+        pad_to: if any round drafts, padding rows fill up to a multiple of this.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    sequences: list[int] = []
+    logit_rows: list[int] = []
+    for index, part in enumerate(batch):
+        start = part.request.sequence.kv_len
+        token_ids += part.input_ids
+        token_ids += part.drafts
+        positions += range(start, start + part.num_rows)
+        sequences += [index] * part.num_rows
+        logit_rows += range(len(token_ids) - part.num_logits, len(token_ids))
+    if any(part.drafts for part in batch):
+        num_padding = -len(token_ids) % pad_to
+        token_ids += [0] * num_padding
+        positions += [PADDING_POSITION] * num_padding
+        sequences += [0] * num_padding
+    return Rows(
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.array(positions, np.int32),
+        sequences=np.array(sequences, np.int32),
+        page_table=_page_table(batch),
+        logit_rows=np.array(logit_rows, np.int32),
+    )
+
+
+def padding_multiple(verify_pad: str) -> int:
+    """Return the row multiple that a `verify_pad` setting asks for.
+
+    No back end gains from padding yet, so "auto" is none.
+    """
+    return 1 if verify_pad in ("auto", "off") else int(verify_pad)
+
+
+def _page_table(batch: Sequence[Round]) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    """Return the pages of every sequence, short ones filled up with page 0 that nobody reads."""
+    tables = [part.request.sequence.pages for part in batch]
+    if len(tables) == 1:
+        return tables[0][None]
+    out = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for row, pages in zip(out, tables, strict=True):
+        row[: len(pages)] = pages
+    return out

@@ -1,0 +1,109 @@
+"""What one reply cost: counters are stored, ratios derived when a report is asked for.
+
+Time is contiguous: a round runs from the end of the one before to its own end, so whatever the host
+does in between is in some round, and the rounds of a reply add up to its decode time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from slipstream.policy.base import Policy, RoundOutcome
+from slipstream.types import KSetting, SpeculationReport, Timing
+
+
+@dataclass(kw_only=True)
+class ReplyStats:
+    """Counters of one reply; seconds are sums.
+
+    Attributes:
+        started_s: when its prefill began, None before.
+        first_token_s: when prefill gave the first token, None before.
+        boundary_s: when the last round ended, which is when the next one starts.
+        k_histogram: rounds by drafted tokens, k > 0.
+        accepted: drafted tokens that were emitted.
+    """
+
+    started_s: float | None = None
+    first_token_s: float | None = None
+    boundary_s: float = 0.0
+    k_histogram: Counter[int] = field(default_factory=Counter)
+    drafted: int = 0
+    accepted: int = 0
+    classic_rounds: int = 0
+    classic_s: float = 0.0
+    round_s: float = 0.0
+    verify_s: float = 0.0
+    draft_s: float = 0.0
+
+    @property
+    def rounds(self) -> int:
+        """Rounds with k > 0."""
+        return self.k_histogram.total()
+
+    def start(self, now: float) -> None:
+        """Note that prefill begins, once."""
+        if self.started_s is None:
+            self.started_s = now
+
+    def first_token(self, now: float) -> None:
+        """Note that prefill gave the first token."""
+        self.first_token_s = self.boundary_s = now
+
+    def observe(self, outcome: RoundOutcome, now: float) -> None:
+        """Count one round that ends now."""
+        self.boundary_s = now
+        if outcome.k == 0:
+            self.classic_rounds += 1
+            self.classic_s += outcome.round_s
+            return
+        self.k_histogram[outcome.k] += 1
+        self.drafted += outcome.k
+        self.accepted += min(outcome.accepted, outcome.emitted)
+        self.round_s += outcome.round_s
+        self.verify_s += outcome.verify_s
+        self.draft_s += outcome.draft_s
+
+    def timing(self, *, load_s: float, completion_tokens: int) -> Timing:
+        """Return the reply's times; a phase that never came has 0 seconds."""
+        prefill_s = decode_s = 0.0
+        if self.started_s is not None and self.first_token_s is not None:
+            prefill_s = self.first_token_s - self.started_s
+            decode_s = self.boundary_s - self.first_token_s
+        return Timing(
+            load_s=load_s,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            decode_tokens_per_s=(completion_tokens - 1) / decode_s if decode_s > 0 else 0.0,
+        )
+
+    def report(self, *, policy: Policy, requested_k: KSetting, drafter: str) -> SpeculationReport:
+        """Return the reply's speculation block; means are None where there was no round."""
+        rounds = self.rounds
+        overhead_s = self.round_s - self.verify_s - self.draft_s
+        counts = {"drafted": self.drafted, "accepted": self.accepted}
+        return SpeculationReport(
+            mode=policy.mode,
+            drafter=drafter,
+            verdict=policy.verdict,
+            reason=policy.reason,
+            requested_k=requested_k,
+            mean_drafted=_mean(self.drafted, rounds),
+            rounds=rounds,
+            classic_rounds=self.classic_rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            acceptance_length=1 + self.accepted / rounds if rounds else None,
+            k_histogram={str(k): n for k, n in sorted(self.k_histogram.items())},
+            classic_ms=_mean(1000 * self.classic_s, self.classic_rounds),
+            verify_ms=_mean(1000 * self.verify_s, rounds),
+            draft_ms=_mean(1000 * self.draft_s, rounds),
+            overhead_ms=_mean(1000 * overhead_s, rounds),
+            predicted_speedup=None,
+            sources={} if drafter == "none" else {drafter: counts},
+        )
+
+
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None
