@@ -108,7 +108,7 @@ def resolve_model(text: str) -> Path:
             return path
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such ~user
         raise LoadError(f"{text!r} is not a usable path: {error}") from error
-    if len(path.parts) > 1 or path.suffix.lower() == ".gguf":
+    if os.sep in text or path.suffix.lower() == ".gguf":
         raise LoadError(f"no such file: {text}", hint=_nearest(path.stem))
     raise _unknown(text)
 

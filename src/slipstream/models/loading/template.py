@@ -182,11 +182,16 @@ class _Environment(ImmutableSandboxedEnvironment):
             )
         return tree
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """Refuse an unsafe attribute on sight, even where its value would only be printed."""
+        raise SecurityError(f"access to {attribute!r} of {type(obj).__name__!r} is unsafe")
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse a product or power that would fill the memory."""
         if operator == "**":
-            if abs(right) * max(abs(left), 2).bit_length() > _MAX_PRODUCT:
-                raise OverflowError(f"{left} ** {right} is too large")
+            integers = isinstance(left, int) and isinstance(right, int)
+            if integers and abs(right) * left.bit_length() > _MAX_PRODUCT:
+                raise OverflowError(f"a power of {right} is too large")
         elif isinstance(left, Sequence) or isinstance(right, Sequence):
             items, times = (left, right) if isinstance(left, Sequence) else (right, left)
             if len(items) * times > _MAX_PRODUCT:
