@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import struct
 import subprocess
 import sys
@@ -469,8 +468,12 @@ def test_a_file_that_changes_between_header_and_weights_is_refused(tmp_path: Pat
 
 def test_a_tensor_read_short_is_refused(tmp_path: Path) -> None:
     file = read_gguf(write(tmp_path, toy_bytes()))
-    short = io.BufferedReader(io.BytesIO(TOY[: file.data_offset + 5]))  # type: ignore[arg-type]
-    with pytest.raises(LoadError, match=r"truncated: tensor token_embd.weight"):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(TOY[: file.data_offset + 5])
+    with (
+        cut.open("rb") as short,
+        pytest.raises(LoadError, match=r"truncated: tensor token_embd.weight"),
+    ):
         file.read_tensor(short, "token_embd.weight")
 
 

