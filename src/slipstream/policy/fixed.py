@@ -61,7 +61,7 @@ def resolve_policy(k: KSetting, *, drafter: str, ceiling: int) -> Off | FixedK:
         drafter: name of the drafter, "none" for none.
         ceiling: largest k that the engine and its drafter allow; an integer k is within it.
     """
-    mode = k if isinstance(k, str) else f"fixed:{k}"
+    mode = k if isinstance(k, str) else f"fixed:{k}" if k else "off"
     if k in ("off", 0):
         return Off(mode=mode, reason="off: no drafting was asked for")
     if drafter == "none":
