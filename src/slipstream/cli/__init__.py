@@ -7,6 +7,7 @@ become messages and exit codes is decided in `failures`, for all commands alike.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -61,6 +62,7 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: words after the program's name; `sys.argv` by default.
     """
+    logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings and worse, to stderr
     words = list(sys.argv[1:] if args is None else args)
     try:
         code = app(words, prog_name="slipstream", standalone_mode=False)

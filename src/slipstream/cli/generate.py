@@ -7,14 +7,14 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slipstream.cli.prompts import read_prompt
 from slipstream.cli.settings import engine_config, with_engine_flags
+from slipstream.cli.status import status
 from slipstream.errors import RequestError
 from slipstream.types import Reply, SamplingParams
 
@@ -75,7 +75,7 @@ def generate(
 
     from slipstream.engine.load import load
 
-    with _status(f"loading {model}"):
+    with status(f"loading {model}"):
         engine = load(model, config)
     reply = _stream(engine, _prompt_for(engine, text, chat), params, echo=not json_output)
     if json_output:
@@ -92,8 +92,9 @@ def closing_line(reply: Reply) -> str:
     ]
     if report.acceptance_length is not None:
         parts.append(f"acceptance length {report.acceptance_length:.2f}")
-    parts.append(f"{report.rounds} speculative rounds and {report.classic_rounds} classic steps")
-    return f"{', '.join(parts)}; {report.verdict}: {report.reason}"
+    parts.append(f"rounds: {report.rounds} speculative and {report.classic_rounds} classic")
+    named = report.reason.startswith(report.verdict)
+    return f"{', '.join(parts)}; {'' if named else report.verdict + ': '}{report.reason}"
 
 
 def _prompt_for(engine: Engine, text: str, chat: bool | None) -> str | list[dict[str, str]]:
@@ -117,15 +118,3 @@ def _stream(engine: Engine, prompt: Any, params: SamplingParams, *, echo: bool) 
     if echo and sys.stdout.isatty():
         sys.stdout.write("\n")
     return reply
-
-
-@contextmanager
-def _status(text: str) -> Iterator[None]:
-    """Show what is going on, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
-        yield
