@@ -1,0 +1,154 @@
+"""The sides of a benchmark, seen from the process that drives them.
+
+A `Side` is a worker process (`worker.py`) spoken to in JSON lines. `Contender` is one way to run
+it (threads, and llama.cpp's variant); a measurement scans a side's contenders quickly, keeps the
+fastest two, times them in interleaved trials and takes the better: each side at its best.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+OURS = "slipstream"
+SAME_FILE = "llama.cpp, same file"
+Q4_0 = "llama.cpp, Q4_0"
+SCAN_TRIALS = 3
+FINALISTS = 2
+
+
+class SideError(Exception):
+    """A side is missing, died or answered with an error; the text says which."""
+
+
+class Side:
+    """A loaded worker process.
+
+    Args:
+        python: interpreter that has what the worker imports.
+        script: the worker, a file beside this one.
+    """
+
+    def __init__(self, python: str, script: str) -> None:
+        source = str(HERE.parent / "src")
+        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        self._process = subprocess.Popen(
+            [python, str(HERE / script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self.facts = self._answer()
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Have the worker run a method; `elapsed` in the answer is this process's own clock.
+
+        Raises:
+            SideError: the method raised, or the worker is gone.
+        """
+        start = time.perf_counter()
+        try:
+            print(json.dumps({"do": do, **arguments}), file=self._process.stdin, flush=True)
+        except BrokenPipeError as error:
+            raise SideError("the worker is gone") from error
+        return {**self._answer(), "elapsed": time.perf_counter() - start}
+
+    def close(self) -> None:
+        """End the worker."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SideError(f"the worker ended with exit code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise SideError(answer["error"])
+        return answer
+
+
+def ours() -> Side:
+    """Start our side in this interpreter."""
+    return Side(sys.executable, "slipstream_worker.py")
+
+
+def llama(python: str) -> Side:
+    """Start the llama.cpp side in the interpreter that has llama-cpp-python."""
+    return Side(python, "llama_worker.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One way to run one side: the process, what it is called, the arguments that select it."""
+
+    side: Side
+    label: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Trials of one side's best contender, in seconds."""
+
+    label: str
+    trials: list[float]
+
+    @property
+    def median(self) -> float:
+        """The middle trial."""
+        return statistics.median(self.trials)
+
+
+Measure = Callable[[Contender], float]
+
+
+def compete(
+    field: dict[str, list[Contender]], measure: Measure, num_trials: int
+) -> dict[str, Timing]:
+    """Time every side at its best, trials interleaved and their order reversed every other time.
+
+    Args:
+        field: contenders of each side.
+        measure: runs one contender once and returns seconds.
+        num_trials: trials of each finalist.
+    """
+    finalists: list[tuple[str, Contender]] = []
+    for name, contenders in field.items():
+        chosen = _fastest(contenders, measure)
+        finalists += [(name, contender) for contender in chosen]
+    trials: dict[tuple[str, str], list[float]] = {}
+    for trial in range(num_trials):
+        for name, contender in finalists if trial % 2 == 0 else reversed(finalists):
+            trials.setdefault((name, contender.label), []).append(measure(contender))
+    best: dict[str, Timing] = {}
+    for (name, label), seconds in trials.items():
+        timing = Timing(label=label, trials=seconds)
+        if name not in best or timing.median < best[name].median:
+            best[name] = timing
+    return best
+
+
+def _fastest(contenders: Sequence[Contender], measure: Measure) -> list[Contender]:
+    """Scan in interleaved order, the first round a warm-up; return the fastest two."""
+    if len(contenders) <= FINALISTS:
+        for contender in contenders:
+            measure(contender)
+        return list(contenders)
+    scans = [[measure(contender) for contender in contenders] for _ in range(1 + SCAN_TRIALS)][1:]
+    medians = [statistics.median(times) for times in zip(*scans, strict=True)]
+    order = sorted(range(len(contenders)), key=medians.__getitem__)
+    return [contenders[index] for index in order[:FINALISTS]]
