@@ -19,8 +19,8 @@ from slipstream.types import MAX_K
 # Replayed on code, prose and licence texts of up to 4,000 tokens, k = 4: keys up to 6 gave at most
 # 0.2 % more tokens a round than keys up to 4.
 LONGEST = 4
-# On the same texts single tokens gave 5 to 12 % more tokens a round, for 2 to 3 times as many rounds
-# that draft and 1.5 to 2 times the drafts per accepted one.
+# On the same texts single tokens gave 5 to 12 % more tokens a round, for 2 to 3 times as many
+# rounds that draft and 1.5 to 2 times the drafts per accepted one.
 SHORTEST = 2
 
 
