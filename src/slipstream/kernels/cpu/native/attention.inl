@@ -1,0 +1,156 @@
+// Attention over KV pages: split at absolute positions, softmax kept per row.
+//
+// A split (64 positions) is two passes: scores and their maximum, then weights and values. Splits
+// are folded in order with the usual rescaling (Milakov and Gimelshein 2018). Rows of one sequence
+// share each page's conversion to float32; no row's result depends on who shares it.
+#pragma once
+
+#include "layers.inl"
+
+namespace {
+
+// One query vector: a head of a row.
+struct Query {
+  const float* q;
+  float* partial;  // m, l, 14 unused, head_dim outputs
+  int live;        // positions of the split that the row sees, 1 to SPLIT
+};
+
+// Scores of NQ queries against one page: even and odd dimensions in two chains.
+template <int NQ>
+inline void score_page(const uint16_t* k, int d, const Query* queries, float* scores) {
+  S::F even[NQ], odd[NQ];
+#pragma GCC unroll 12
+  for (int j = 0; j < NQ; ++j) even[j] = odd[j] = S::zero();
+  for (int i = 0; i < d; i += 2) {
+    const S::F k0 = S::load_half(k + i * LANES), k1 = S::load_half(k + (i + 1) * LANES);
+#pragma GCC unroll 12
+    for (int j = 0; j < NQ; ++j) {
+      even[j] = S::fma(k0, S::set1(queries[j].q[i]), even[j]);
+      odd[j] = S::fma(k1, S::set1(queries[j].q[i + 1]), odd[j]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int j = 0; j < NQ; ++j) S::store(scores + j * SPLIT, S::add(even[j], odd[j]));
+}
+
+// Turn scores into weights exp(s - m), in place; write m and l to the partial.
+inline void soften(const Query& query, float scale, float* scores) {
+  const S::F low = S::set1(-INFINITY), factor = S::set1(scale);
+  S::F best = low;
+  for (int p = 0; p < query.live; p += LANES) {
+    const int live = query.live - p < LANES ? query.live - p : LANES;
+    best = S::max(best, S::keep(S::mul(S::load(scores + p), factor), live, low));
+  }
+  const float m = S::largest(best);
+  S::F total = S::zero();
+  for (int p = 0; p < query.live; p += LANES) {
+    const int live = query.live - p < LANES ? query.live - p : LANES;
+    const S::F shifted = S::sub(S::mul(S::load(scores + p), factor), S::set1(m));
+    const S::F weight = S::keep(exp_lanes(shifted), live, S::zero());
+    S::store(scores + p, weight);
+    total = S::add(total, weight);
+  }
+  query.partial[0] = m;
+  query.partial[1] = S::sum(total);
+}
+
+// Add positions [p0, p1) of one page to sixteen output columns of NQ queries, in order.
+template <int NQ>
+inline void weigh(const uint16_t* v, int d, int p0, int p1, const float* weights, S::F (&sum)[NQ]) {
+  for (int p = p0; p < p1; ++p) {
+    const S::F value = S::load_half(v + size_t(p) * d);
+#pragma GCC unroll 12
+    for (int j = 0; j < NQ; ++j) sum[j] = S::fma(S::set1(weights[j * SPLIT + p]), value, sum[j]);
+  }
+}
+
+template <int NQ>
+NOINLINE void attend_queries(const KVView& kv, const int32_t* pages, int kv_head, const Query* queries) {
+  const int d = kv.head_dim;
+  const size_t head = size_t(kv_head) * d * LANES;
+  alignas(64) float scores[NQ * SPLIT];
+  int longest = 0, shortest = SPLIT;
+  for (int j = 0; j < NQ; ++j) {
+    longest = queries[j].live > longest ? queries[j].live : longest;
+    shortest = queries[j].live < shortest ? queries[j].live : shortest;
+  }
+  for (int p = 0; p * LANES < longest; ++p)
+    score_page<NQ>(kv.k + size_t(pages[p]) * kv.page_stride() + head, d, queries,
+                   scores + p * LANES);
+  const float scale = 1.0f / std::sqrt(float(d));
+  for (int j = 0; j < NQ; ++j) soften(queries[j], scale, scores + j * SPLIT);
+  for (int c = 0; c < d; c += LANES) {
+    S::F sum[NQ];
+    for (int j = 0; j < NQ; ++j) sum[j] = S::zero();
+    for (int p = 0; p * LANES < longest; ++p) {
+      const uint16_t* v = kv.v + size_t(pages[p]) * kv.page_stride() + head + c;
+      const int first = p * LANES, common = shortest - first;
+      const int shared = common < 0 ? 0 : common < LANES ? common : LANES;
+      weigh<NQ>(v, d, 0, shared, scores + first, sum);
+      // Past the shortest row each goes on alone, so that no row touches what it may not see.
+      for (int j = 0; j < NQ; ++j) {
+        const int own = queries[j].live - first, end = own < LANES ? own : LANES;
+        S::F alone[1] = {sum[j]};
+        weigh<1>(v, d, shared, end, scores + j * SPLIT + first, alone);
+        sum[j] = alone[0];
+      }
+    }
+    for (int j = 0; j < NQ; ++j) S::store(queries[j].partial + LANES + c, sum[j]);
+  }
+}
+
+void attend(const KVView& kv, const RowsView& rows, int row0, int num, int kv_head, int split,
+            const float* q, int ldq, float* partials) {
+  const int group = kv.group(), first = split * SPLIT;
+  const size_t width = size_t(kv.head_dim) + LANES;
+  const int32_t* pages = rows.page_table + size_t(rows.sequences[row0]) * rows.table_stride +
+                         split * SPLIT_PAGES;
+  Query queries[S::max_queries];
+  int count = 0;
+  const auto flush = [&]() {
+    int done = 0;
+    if constexpr (S::max_queries == 12) {
+      for (; done + 12 <= count; done += 12) attend_queries<12>(kv, pages, kv_head, queries + done);
+      for (; done + 6 <= count; done += 6) attend_queries<6>(kv, pages, kv_head, queries + done);
+    }
+    for (; done + 3 <= count; done += 3) attend_queries<3>(kv, pages, kv_head, queries + done);
+    for (; done < count; ++done) attend_queries<1>(kv, pages, kv_head, queries + done);
+    count = 0;
+  };
+  for (int r = 0; r < num; ++r) {
+    const int seen = rows.positions[row0 + r] + 1 - first;
+    if (seen <= 0) continue;
+    for (int h = 0; h < group; ++h) {
+      const float* head_q = q + size_t(row0 + r) * ldq + size_t(kv_head * group + h) * kv.head_dim;
+      queries[count++] = {head_q, partials + (size_t(r) * group + h) * width,
+                          seen < SPLIT ? seen : SPLIT};
+      if (count == S::max_queries) flush();
+    }
+  }
+  flush();
+}
+
+void fold(float* running, const float* partial, int d) {
+  const float m0 = running[0], m1 = partial[0], m = m0 > m1 ? m0 : m1;
+  float factors[LANES] = {m0 - m, m1 - m};
+  S::store(factors, exp_lanes(S::load(factors)));
+  running[0] = m;
+  running[1] = running[1] * factors[0] + partial[1] * factors[1];
+  const S::F f0 = S::set1(factors[0]), f1 = S::set1(factors[1]);
+  for (int c = LANES; c < LANES + d; c += LANES)
+    S::store(running + c,
+             S::fma(S::load(partial + c), f1, S::mul(S::load(running + c), f0)));
+}
+
+void finish(const float* running, int d, float* out) {
+  const S::F inverse = S::set1(1.0f / running[1]);
+  for (int c = 0; c < d; c += LANES) S::store(out + c, S::mul(S::load(running + LANES + c), inverse));
+}
+
+const Kernels table = {
+    quantize, matmul_quantized, matmul_dense, embed,  rms_norm, gated,
+    rope_append, attend,        fold,         finish, argmax,
+};
+
+}  // namespace

@@ -1,0 +1,114 @@
+// The arithmetic of the CPU back end: plain functions over raw pointers, one table per ISA path.
+//
+// A function computes a range of outputs on the calling thread and knows nothing of threads. Every
+// output element is computed by one call, in one fixed order, whatever the range, so results do not
+// depend on how ranges are cut.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+constexpr int LANES = 16;       // output rows of a weight tile, positions of a KV page
+constexpr int GROUP = 32;       // columns that share one activation scale
+constexpr int MAX_SHARE = 16;   // rows that can share one read of quantized weights
+constexpr int SPLIT_PAGES = 4;  // KV pages of one attention split, at absolute positions
+constexpr int SPLIT = SPLIT_PAGES * LANES;
+constexpr int MAX_HEAD_DIM = 512;
+
+enum class Format : int { q4 = 0, q8 = 1, f32 = 2, f16 = 3, bf16 = 4 };
+
+// One packed matrix of N rows and K columns, as tiles of 16 rows in order of use.
+//
+// Quantized: per tile and group of 32 columns the codes (q4: 256 bytes, byte b of 64-byte line i
+// holds columns 4 i + b % 4 (low nibble) and 16 + 4 i + b % 4 (high) of row b / 4; q8: 512 bytes),
+// sixteen fp16 scales and, if has_bias, sixteen fp16 biases. Dense: per tile K runs of 16 values.
+struct Matrix {
+  Format format;
+  bool has_bias;
+  int zero_shift;  // the zero point is 1 << zero_shift, or 0 if negative
+  int n, k;
+  const uint8_t* data;
+
+  int tiles() const { return (n + LANES - 1) / LANES; }
+  bool quantized() const { return format == Format::q4 || format == Format::q8; }
+  size_t block_bytes() const {  // one tile, one group (quantized) or one column (dense)
+    switch (format) {
+      case Format::q4: return has_bias ? 320 : 288;
+      case Format::q8: return 544;
+      case Format::f32: return 64;
+      default: return 32;
+    }
+  }
+  size_t tile_bytes() const { return block_bytes() * size_t(quantized() ? k / GROUP : k); }
+};
+
+// One row's 32 activations of one group, rounded to int8: x = scale * q.
+struct Act {
+  int8_t q[GROUP];
+  float scale;
+  float scaled_sum;     // scale * sum(q), what a weight's bias multiplies
+  int32_t minus_8sum;   // -8 * sum(q): an integer accumulator's start for zero point 8
+  int32_t minus_128sum;
+};
+static_assert(sizeof(Act) == 48, "activation blocks are packed");
+
+// Attention geometry and one layer's pages.
+// K page: [kv_head][head_dim][16 positions] fp16; V page: [kv_head][16 positions][head_dim] fp16.
+struct KVView {
+  uint16_t* k;
+  uint16_t* v;
+  const float* cos;  // (max_len, head_dim / 2)
+  const float* sin;
+  int heads, kv_heads, head_dim;
+  bool interleaved;
+
+  size_t page_stride() const { return size_t(kv_heads) * head_dim * LANES; }
+  int group() const { return heads / kv_heads; }
+};
+
+// One step's rows, as kernels.ops.Rows.
+struct RowsView {
+  int rows;
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int32_t* sequences;
+  const int32_t* page_table;
+  int table_stride;
+};
+
+struct Kernels {
+  // Round one row's int8 groups [group0, group1); x is the row's column 0. Rows lie in blocks of
+  // `share`: acts[block * share * groups + group * rows_in_block + row % share].
+  void (*quantize)(const float* x, int row, int rows, int share, int groups, int group0, int group1,
+                   Act* acts);
+  // out[r][n] = sum_k w[n][k] x[r][k] (+ residual[r][n]) for tiles [tile0, tile1); `share` rows
+  // use one read of a weight.
+  void (*matmul_quantized)(const Matrix&, const Act* acts, int rows, int share, int tile0, int tile1,
+                           float* out, int ldo, const float* residual, int ldr);
+  void (*matmul_dense)(const Matrix&, const float* x, int ldx, int rows, int share, int tile0,
+                       int tile1, float* out, int ldo, const float* residual, int ldr);
+  // out[k] = row `id` of the matrix.
+  void (*embed)(const Matrix&, int32_t id, float* out);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  // out = silu(gate) * up, n columns.
+  void (*gated)(const float* gate, const float* up, int n, float* out);
+  // Units [unit0, unit1) of heads + kv_heads: rotate a query head into q_out, or rotate and write
+  // a key head with its value head to the pages. qkv and q_out are the row's own.
+  void (*rope_append)(const KVView&, const RowsView&, int row, int unit0, int unit1,
+                      const float* qkv, float* q_out);
+  // Attention of `num` rows of one sequence from row0, with one KV head, over one split. Per row
+  // and query head of the group a partial of 16 + head_dim floats: maximum, sum, 14 unused,
+  // unnormalised outputs. Rows that do not reach the split leave their partial alone.
+  void (*attend)(const KVView&, const RowsView&, int row0, int num, int kv_head, int split,
+                 const float* q, int ldq, float* partials);
+  // running = running + partial, rescaled to the larger maximum.
+  void (*fold)(float* running, const float* partial, int head_dim);
+  // out[head_dim] = running, normalised.
+  void (*finish)(const float* running, int head_dim, float* out);
+  // Index of the first largest of x[n0, n1).
+  int32_t (*argmax)(const float* x, int n0, int n1);
+};
+
+const Kernels* portable_kernels();
+const Kernels* avx512_kernels();  // defined where SLIPSTREAM_AVX512 is; ask avx512_supported first
+bool avx512_supported();          // false where this build or this processor lacks the path

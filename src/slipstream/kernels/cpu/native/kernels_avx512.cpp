@@ -1,0 +1,4 @@
+// The AVX-512 path (F, BW, DQ, VL, VNNI); whether it may run is asked of the processor elsewhere.
+#include "attention.inl"
+
+const Kernels* avx512_kernels() { return &table; }

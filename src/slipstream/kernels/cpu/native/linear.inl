@@ -1,0 +1,255 @@
+// Matrix products of the CPU back end, written once over Simd.
+//
+// A vector's sixteen lanes are sixteen output rows, so nothing is ever summed across lanes.
+// Quantized weights meet activations rounded to int8 a group of 32 at a time; the integer dot
+// product of a group is exact, and groups are added in order in float32.
+#pragma once
+
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace {
+
+using S = Simd;
+
+inline int rows_in_block(int rows, int block, int share) {
+  const int left = rows - block * share;
+  return left < share ? left : share;
+}
+
+// Round one row's groups [group0, group1) to int8; `x` is the row's column 0.
+void quantize(const float* x, int row, int rows, int share, int groups, int group0, int group1,
+              Act* acts) {
+  const int block = row / share, stride = rows_in_block(rows, block, share);
+  Act* out = acts + size_t(block) * share * groups + row % share;
+  for (int g = group0; g < group1; ++g) {
+    const S::F a = S::load(x + g * GROUP), b = S::load(x + g * GROUP + LANES);
+    const float amax = S::largest(S::max(S::abs(a), S::abs(b)));
+    const float inverse = amax > 0 ? 127.0f / amax : 0.0f;
+    const S::F qa = S::rint(S::mul(a, S::set1(inverse)));
+    const S::F qb = S::rint(S::mul(b, S::set1(inverse)));
+    const float sum = S::sum(S::add(qa, qb));  // whole numbers: exact
+    Act& act = out[size_t(g) * stride];
+    S::store_int8(act.q, qa);
+    S::store_int8(act.q + LANES, qb);
+    act.scale = amax / 127.0f;
+    act.scaled_sum = act.scale * sum;
+    act.minus_8sum = -8 * int32_t(sum);
+    act.minus_128sum = -128 * int32_t(sum);
+  }
+}
+
+template <int N>
+struct Rows {
+  static constexpr int value = N;
+};
+
+inline void store_row(const S::F& sum, float* dst, const float* residual, int live) {
+  if (live == LANES) {
+    S::store(dst, residual ? S::add(sum, S::load(residual)) : sum);
+    return;
+  }
+  float lanes[LANES];
+  S::store(lanes, sum);
+  for (int i = 0; i < live; ++i) dst[i] = residual ? lanes[i] + residual[i] : lanes[i];
+}
+
+template <Format F>
+inline void unpack(const uint8_t* p, S::B (&w)[8]) {
+  if (F == Format::q4) {
+    for (int i = 0; i < 4; ++i) {
+      const S::B both = S::load_bytes(p + 64 * i);
+      w[i] = S::low_nibbles(both);
+      w[i + 4] = S::high_nibbles(both);
+    }
+  } else {
+    for (int i = 0; i < 8; ++i) w[i] = S::load_bytes(p + 64 * i);
+  }
+}
+
+// The one inner product of quantized weights: R rows share the weights of one tile. Integer dot
+// products are exact, so only the order of groups matters, and it is the same for every R.
+// `stride` is the number of rows in the activation block, R of which start at `acts`.
+template <Format F, bool BIAS, int ZERO, int R>
+NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, int stride, float* out,
+                  int ldo, const float* residual, int ldr, int live) {
+  constexpr int codes = F == Format::q4 ? 256 : 512;
+  constexpr int bytes = codes + (BIAS ? 64 : 32);
+  S::F sum[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) sum[r] = S::zero();
+  for (int g = 0; g < groups; ++g, w_data += bytes, acts += stride) {
+    // 4 KiB ahead, about what memory delivers while it answers one request.
+    for (int i = 0; i < bytes; i += 64) S::prefetch(w_data + 4096 + i);
+    S::B w[8];
+    unpack<F>(w_data, w);
+    const S::F scale = S::load_half(reinterpret_cast<const uint16_t*>(w_data + codes));
+    S::F bias = S::zero();
+    if (BIAS) bias = S::load_half(reinterpret_cast<const uint16_t*>(w_data + codes + 32));
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Act& act = acts[r];
+      const int32_t start = ZERO == 8 ? act.minus_8sum : ZERO == 128 ? act.minus_128sum : 0;
+      S::I dot = S::set1_int(start);
+      if (R <= 2) {  // two chains hide the latency that few rows leave
+        S::I other = S::set1_int(0);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          dot = S::dot4(dot, w[i], act.q + 4 * i);
+          other = S::dot4(other, w[i + 4], act.q + 16 + 4 * i);
+        }
+        dot = S::add_int(dot, other);
+      } else {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) dot = S::dot4(dot, w[i], act.q + 4 * i);
+      }
+      sum[r] = S::fma(scale, S::mul(S::to_float(dot), S::set1(act.scale)), sum[r]);
+      if (BIAS) sum[r] = S::fma(bias, S::set1(act.scaled_sum), sum[r]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    store_row(sum[r], out + size_t(r) * ldo, residual ? residual + size_t(r) * ldr : nullptr, live);
+}
+
+// tile_product for any number of rows up to MAX_SHARE, in as few reads as registers allow.
+template <Format F, bool BIAS, int ZERO, int R = S::max_rows>
+NOINLINE void block_product(const uint8_t* w, int groups, const Act* acts, int rows, float* out,
+                          int ldo, const float* residual, int ldr, int live) {
+  int r = 0;
+  const auto call = [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    tile_product<F, BIAS, ZERO, N>(w, groups, acts + r, rows, out + size_t(r) * ldo, ldo,
+                                   residual ? residual + size_t(r) * ldr : nullptr, ldr, live);
+    r += N;
+  };
+  while (rows - r >= R) call(Rows<R>{});
+  if constexpr (R == 16) {
+    switch (rows - r) {
+      case 15: return call(Rows<15>{});
+      case 14: return call(Rows<14>{});
+      case 13: return call(Rows<13>{});
+      case 12: return call(Rows<12>{});
+      case 11: return call(Rows<11>{});
+      case 10: return call(Rows<10>{});
+      case 9: return call(Rows<9>{});
+      case 8: return call(Rows<8>{});
+      case 7: return call(Rows<7>{});
+      case 6: return call(Rows<6>{});
+      case 5: return call(Rows<5>{});
+    }
+  }
+  switch (rows - r) {
+    case 4: return call(Rows<4>{});
+    case 3: return call(Rows<3>{});
+    case 2: return call(Rows<2>{});
+    case 1: return call(Rows<1>{});
+  }
+}
+
+inline int live_lanes(const Matrix& m, int tile) {
+  const int left = m.n - tile * LANES;
+  return left < LANES ? left : LANES;
+}
+
+// Tiles outside, row blocks inside: a tile stays in the first-level cache over all its blocks.
+// One row a block (share 1) is the other way round: every row reads all the weights again.
+template <Format F, bool BIAS, int ZERO>
+void matmul_tiles(const Matrix& m, const Act* acts, int rows, int share, int tile0, int tile1,
+                  float* out, int ldo, const float* residual, int ldr) {
+  const int groups = m.k / GROUP;
+  const auto one = [&](int tile, int block) {
+    const int r0 = block * share;
+    block_product<F, BIAS, ZERO>(
+        m.data + size_t(tile) * m.tile_bytes(), groups, acts + size_t(r0) * groups,
+        rows_in_block(rows, block, share), out + size_t(r0) * ldo + tile * LANES, ldo,
+        residual ? residual + size_t(r0) * ldr + tile * LANES : nullptr, ldr, live_lanes(m, tile));
+  };
+  const int blocks = (rows + share - 1) / share;
+  if (share == 1) {
+    for (int block = 0; block < blocks; ++block)
+      for (int tile = tile0; tile < tile1; ++tile) one(tile, block);
+  } else {
+    for (int tile = tile0; tile < tile1; ++tile)
+      for (int block = 0; block < blocks; ++block) one(tile, block);
+  }
+}
+
+void matmul_quantized(const Matrix& m, const Act* acts, int rows, int share, int tile0, int tile1,
+                      float* out, int ldo, const float* residual, int ldr) {
+  auto fn = matmul_tiles<Format::q8, false, 128>;
+  if (m.format == Format::q4)
+    fn = m.has_bias ? matmul_tiles<Format::q4, true, 0> : matmul_tiles<Format::q4, false, 8>;
+  fn(m, acts, rows, share, tile0, tile1, out, ldo, residual, ldr);
+}
+
+template <Format F>
+inline S::F load_column(const uint8_t* p) {
+  if (F == Format::f32) return S::load(reinterpret_cast<const float*>(p));
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(p);
+  return F == Format::f16 ? S::load_half(halves) : S::load_bfloat(halves);
+}
+
+// The one inner product of dense weights: even and odd columns in two chains, then their sum.
+template <Format F, int R>
+inline void dense_product(const uint8_t* w, int k, const float* x, int ldx, S::F (&sum)[R]) {
+  constexpr int bytes = F == Format::f32 ? 64 : 32;
+  S::F odd[R];
+  for (int r = 0; r < R; ++r) sum[r] = odd[r] = S::zero();
+  int c = 0;
+  for (; c + 1 < k; c += 2, w += 2 * bytes) {
+    const S::F w0 = load_column<F>(w), w1 = load_column<F>(w + bytes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      sum[r] = S::fma(w0, S::set1(x[size_t(r) * ldx + c]), sum[r]);
+      odd[r] = S::fma(w1, S::set1(x[size_t(r) * ldx + c + 1]), odd[r]);
+    }
+  }
+  if (c < k) {
+    const S::F w0 = load_column<F>(w);
+    for (int r = 0; r < R; ++r) sum[r] = S::fma(w0, S::set1(x[size_t(r) * ldx + c]), sum[r]);
+  }
+  for (int r = 0; r < R; ++r) sum[r] = S::add(sum[r], odd[r]);
+}
+
+template <Format F, int R>
+void dense_tile(const Matrix& m, int tile, const float* x, int ldx, float* out, int ldo,
+                const float* residual, int ldr) {
+  S::F sum[R];
+  dense_product<F, R>(m.data + size_t(tile) * m.tile_bytes(), m.k, x, ldx, sum);
+  const int live = live_lanes(m, tile);
+  for (int r = 0; r < R; ++r)
+    store_row(sum[r], out + size_t(r) * ldo + tile * LANES,
+              residual ? residual + size_t(r) * ldr + tile * LANES : nullptr, live);
+}
+
+template <Format F>
+void dense_tiles(const Matrix& m, const float* x, int ldx, int rows, int share, int tile0,
+                 int tile1, float* out, int ldo, const float* residual, int ldr) {
+  const auto one = [&](auto step, int tile, int r) {
+    constexpr int R = decltype(step)::value;
+    dense_tile<F, R>(m, tile, x + size_t(r) * ldx, ldx, out + size_t(r) * ldo, ldo,
+                     residual ? residual + size_t(r) * ldr : nullptr, ldr);
+  };
+  if (share == 1) {
+    for (int r = 0; r < rows; ++r)
+      for (int tile = tile0; tile < tile1; ++tile) one(Rows<1>{}, tile, r);
+    return;
+  }
+  for (int tile = tile0; tile < tile1; ++tile) {
+    int r = 0;
+    for (; r + 8 <= rows; r += 8) one(Rows<8>{}, tile, r);
+    for (; r + 2 <= rows; r += 2) one(Rows<2>{}, tile, r);
+    for (; r < rows; ++r) one(Rows<1>{}, tile, r);
+  }
+}
+
+void matmul_dense(const Matrix& m, const float* x, int ldx, int rows, int share, int tile0,
+                  int tile1, float* out, int ldo, const float* residual, int ldr) {
+  auto fn = dense_tiles<Format::f32>;
+  if (m.format == Format::f16) fn = dense_tiles<Format::f16>;
+  if (m.format == Format::bf16) fn = dense_tiles<Format::bf16>;
+  fn(m, x, ldx, rows, share, tile0, tile1, out, ldo, residual, ldr);
+}
+
+}  // namespace

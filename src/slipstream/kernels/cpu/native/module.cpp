@@ -1,0 +1,127 @@
+// Python's view of the CPU back end: packs weights, owns pages, records and replays programs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+
+#include "program.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+template <class T, size_t N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Ints = Array<const int32_t, 1>;
+
+const Kernels* kernels_for(const std::string& isa) {
+#if defined(SLIPSTREAM_AVX512)
+  if (isa == "avx512" && avx512_supported()) return avx512_kernels();
+#endif
+  if (isa == "portable") return portable_kernels();
+  throw std::invalid_argument("isa " + isa + " is not available");
+}
+
+Format format_of(const std::string& dtype) {
+  if (dtype == "f32") return Format::f32;
+  if (dtype == "f16") return Format::f16;
+  if (dtype == "bf16") return Format::bf16;
+  throw std::invalid_argument("dtype must be f32, f16 or bf16, got " + dtype);
+}
+
+Source source(int buffer, const std::string& prologue, nb::object weight, float eps) {
+  if (prologue == "none") return {buffer, Prologue::none, nullptr, 0};
+  if (prologue == "gated") return {buffer, Prologue::gated, nullptr, 0};
+  const auto array = nb::cast<Array<const float, 1>>(weight);
+  return {buffer, Prologue::norm, array.data(), eps};
+}
+
+void run(Program& program, Ints token_ids, Ints positions, Ints sequences,
+         Array<const int32_t, 2> page_table, Ints logit_rows, int share) {
+  // Shapes and ranges are checked by the Python wrapper.
+  const RowsView rows{int(token_ids.shape(0)), token_ids.data(),  positions.data(),
+                      sequences.data(),        page_table.data(), int(page_table.shape(1))};
+  nb::gil_scoped_release release;
+  program.run(rows, logit_rows.data(), int(logit_rows.shape(0)), share);
+}
+
+nb::object read_page(const KV& kv, int layer, int page, bool values) {
+  const KVView view = kv.view(layer);
+  const uint16_t* from = (values ? view.v : view.k) + size_t(page) * view.page_stride();
+  auto* copy = new uint16_t[view.page_stride()];
+  std::memcpy(copy, from, view.page_stride() * sizeof(uint16_t));
+  nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<uint16_t*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, uint16_t>(copy, {view.page_stride()}, owner));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.attr("GROUP") = GROUP;
+  m.attr("MAX_SHARE") = MAX_SHARE;
+  m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
+  m.def("avx512_supported", &avx512_supported);
+
+  nb::class_<Team>(m, "Team").def(nb::init<int>(), "size"_a).def_prop_ro("size", &Team::size);
+
+  nb::class_<Arena>(m, "Arena").def(nb::init<>()).def_prop_ro("used", &Arena::used);
+
+  nb::class_<Weight>(m, "Weight")
+      .def("__init__",
+           [](Weight* self, std::shared_ptr<Arena> arena) {
+             new (self) Weight{std::move(arena), {}};
+           })
+      .def_ro("n", &Weight::n)
+      .def_ro("k", &Weight::k)
+      .def("add_quantized",
+           [](Weight& self, int bits, int zero, Array<const uint8_t, 2> codes,
+              Array<const uint16_t, 2> scale, nb::object bias) {
+             const uint16_t* biases = nullptr;
+             if (!bias.is_none()) biases = nb::cast<Array<const uint16_t, 2>>(bias).data();
+             self.add_quantized(bits, zero, int(codes.shape(0)), int(codes.shape(1)), codes.data(),
+                                scale.data(), biases);
+           }, "bits"_a, "zero"_a, "codes"_a, "scale"_a, "bias"_a.none())
+      .def("add_dense", [](Weight& self, const std::string& dtype, Array<const uint16_t, 2> v) {
+        self.add_dense(format_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
+      })
+      .def("add_dense", [](Weight& self, const std::string& dtype, Array<const float, 2> v) {
+        self.add_dense(format_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
+      });
+
+  nb::class_<KV>(m, "KV")
+      .def("__init__",
+           [](KV* self, int layers, int num_pages, int heads, int kv_heads, int head_dim,
+              bool interleaved, Array<const float, 2> cos, Array<const float, 2> sin) {
+             new (self) KV(layers, num_pages, heads, kv_heads, head_dim, interleaved, cos.data(),
+                           sin.data());
+           })
+      .def("zero", &KV::zero, "page"_a)
+      .def("read", &read_page, "layer"_a, "page"_a, "values"_a);
+
+  nb::class_<Program>(m, "Program")
+      .def("__init__",
+           [](Program* self, const std::string& isa, std::shared_ptr<Team> team, int max_rows,
+              Array<float, 2> logits, Array<int32_t, 1> argmax) {
+             new (self) Program(kernels_for(isa), std::move(team), max_rows, int(logits.shape(0)),
+                                logits.data(), argmax.data(), int(logits.shape(1)));
+           })
+      .def("buffer", &Program::buffer, "width"_a)
+      .def("embed", &Program::embed, "weight"_a, "out"_a)
+      .def("linear",
+           [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,
+              std::shared_ptr<Weight> weight, int residual, int out) {
+             self.linear(source(in, prologue, norm, eps), std::move(weight), residual, out);
+           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a, "residual"_a, "out"_a)
+      .def("logits",
+           [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,
+              std::shared_ptr<Weight> weight) {
+             self.logits(source(in, prologue, norm, eps), std::move(weight));
+           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a)
+      .def("rope_append", &Program::rope_append, "qkv"_a, "kv"_a, "layer"_a, "out"_a)
+      .def("attention", &Program::attention, "q"_a, "kv"_a, "layer"_a, "out"_a)
+      .def("run", &run)
+      .def_prop_ro("scratch_bytes", &Program::scratch_bytes);
+}

@@ -1,0 +1,304 @@
+#include "program.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace {
+constexpr int TILE_ROWS = 4;  // rows of one sequence that share a page's conversion to float32
+// Up to this many rows every member normalises and rounds the rows for itself: cheaper than a
+// barrier.
+constexpr int ALONE_ROWS = 2;
+constexpr int ALIGN = 16;  // floats
+}  // namespace
+
+Program::Program(const Kernels* kernels, std::shared_ptr<Team> team, int max_rows, int max_logits,
+                 float* logits, int32_t* argmax, int vocab)
+    : kernels_(kernels), team_(std::move(team)), max_rows_(max_rows), max_logits_(max_logits),
+      vocab_(vocab), logits_(logits), argmax_(argmax) {}
+
+int Program::buffer(int width) {
+  widths_.push_back((width + ALIGN - 1) / ALIGN * ALIGN);
+  buffers_.emplace_back(size_t(max_rows_) * size_t(widths_.back()) * sizeof(float));
+  return int(buffers_.size()) - 1;
+}
+
+float* Program::at(int slot, int row) const {
+  return buffers_[size_t(slot)].floats() + size_t(row) * size_t(widths_[size_t(slot)]);
+}
+
+void Program::embed(std::shared_ptr<Weight> weight, int out) {
+  Op op{Op::Kind::embed, {}, out};
+  op.weight = std::move(weight);
+  ops_.push_back(std::move(op));
+}
+
+void Program::linear(Source in, std::shared_ptr<Weight> weight, int residual, int out) {
+  max_k_ = std::max(max_k_, weight->k);
+  any_dense_ = any_dense_ || weight->any_dense;
+  Op op{Op::Kind::linear, in, out, residual};
+  op.weight = std::move(weight);
+  ops_.push_back(std::move(op));
+}
+
+void Program::logits(Source in, std::shared_ptr<Weight> weight) {
+  linear(in, std::move(weight), -1, -1);
+  ops_.back().kind = Op::Kind::logits;
+}
+
+void Program::rope_append(int qkv, std::shared_ptr<KV> kv, int layer, int out) {
+  Op op{Op::Kind::rope_append, {qkv, Prologue::none, nullptr, 0}, out};
+  op.kv = std::move(kv);
+  op.layer = layer;
+  ops_.push_back(std::move(op));
+}
+
+void Program::attention(int q, std::shared_ptr<KV> kv, int layer, int out) {
+  rope_append(q, std::move(kv), layer, out);
+  ops_.back().kind = Op::Kind::attention;
+}
+
+Program::Range Program::mine(int member, int units) const {
+  const int size = team_->size();
+  return {int(int64_t(units) * member / size), int(int64_t(units) * (member + 1) / size)};
+}
+
+// Cut the live rows into tiles of one sequence and size the scratch memory.
+void Program::plan_rows(int num_logits) {
+  tiles_.clear();
+  max_splits_ = 0;
+  for (int r = 0; r < rows_.rows; ++r) {
+    if (rows_.positions[r] < 0) continue;
+    const int splits = rows_.positions[r] / SPLIT + 1;
+    max_splits_ = std::max(max_splits_, splits);
+    RowTile* last = tiles_.empty() ? nullptr : &tiles_.back();
+    if (last && last->row0 + last->num == r && last->num < TILE_ROWS &&
+        rows_.sequences[r] == rows_.sequences[last->row0]) {
+      ++last->num;
+      last->splits = std::max(last->splits, splits);
+    } else {
+      tiles_.push_back({r, 1, splits});
+    }
+  }
+  const auto grow = [](Memory& memory, size_t bytes) {
+    if (memory.bytes() < bytes) memory = Memory(bytes);
+  };
+  const int most = std::max(rows_.rows, num_logits);
+  const size_t copies = size_t(most <= ALONE_ROWS ? team_->size() : 1);
+  grow(acts_, copies * size_t(most) * size_t(max_k_ / GROUP) * sizeof(Act));
+  if (any_dense_) grow(dense_, copies * size_t(most) * size_t(max_k_) * sizeof(float));
+  best_.resize(size_t(team_->size()) * size_t(std::max(num_logits, 1)));
+}
+
+void Program::run(const RowsView& rows, const int32_t* logit_rows, int num_logits, int share) {
+  rows_ = rows;
+  logit_rows_ = logit_rows;
+  num_logits_ = num_logits;
+  share_ = share;
+  plan_rows(num_logits);
+  size_t width = 0;
+  for (const Op& op : ops_)
+    if (op.kind == Op::Kind::attention) {
+      const size_t size = size_t(op.kv->head_dim) + LANES;
+      width = std::max(width, size * size_t(op.kv->heads));
+    }
+  const size_t need = width * sizeof(float) *
+                      std::max(size_t(rows_.rows) * size_t(std::min(max_splits_, 4096)),
+                               size_t(team_->size()) * 2 * TILE_ROWS);
+  if (partials_.bytes() < need) partials_ = Memory(need);
+  team_->run([](void* self, int member) { static_cast<Program*>(self)->work(member); }, this);
+  for (int i = 0; i < num_logits_; ++i) {
+    Best top{-std::numeric_limits<float>::infinity(), 0};
+    for (int member = 0; member < team_->size(); ++member) {
+      const Best& best = best_[size_t(member) * size_t(num_logits_) + size_t(i)];
+      if (best.index >= 0 && best.value > top.value) top = best;
+    }
+    argmax_[i] = top.index;
+  }
+}
+
+void Program::work(int member) {
+  for (const Op& op : ops_) {
+    switch (op.kind) {
+      case Op::Kind::embed: run_embed(op, member); break;
+      case Op::Kind::linear: run_matmul(op, member); break;
+      case Op::Kind::rope_append: run_rope(op, member); break;
+      case Op::Kind::attention: run_attention(op, member); break;
+      case Op::Kind::logits:
+        if (num_logits_) run_matmul(op, member);
+        break;
+    }
+    team_->barrier();
+  }
+  if (num_logits_) run_argmax(member);
+}
+
+void Program::run_embed(const Op& op, int member) {
+  const Range range = mine(member, rows_.rows);
+  for (int r = range.begin; r < range.end; ++r)
+    kernels_->embed(op.weight->parts[0], rows_.token_ids[r], at(op.out, r));
+}
+
+// Bring columns of one row, from group0 to group1, into the form that the weights multiply.
+void Program::prepare_row(const Source& in, const Weight& weight, int row, int source_row, int rows,
+                          int group0, int group1, float* dense, Act* acts) const {
+  const float* x = at(in.buffer, source_row);
+  const int c0 = group0 * GROUP, c1 = std::min(group1 * GROUP, weight.k);
+  float* const y = dense;
+  if (in.prologue == Prologue::norm) {
+    kernels_->rms_norm(x, in.norm_weight, in.eps, weight.k, y);
+    x = y;
+  } else if (in.prologue == Prologue::gated) {
+    kernels_->gated(x + c0, x + weight.k + c0, c1 - c0, y + c0);
+    x = y;
+  } else if (weight.any_dense) {
+    std::memcpy(y + c0, x + c0, size_t(c1 - c0) * sizeof(float));
+  }
+  if (weight.any_quantized)
+    kernels_->quantize(x, row, rows, share_, weight.k / GROUP, group0, group1, acts);
+}
+
+void Program::run_matmul(const Op& op, int member) {
+  const Weight& weight = *op.weight;
+  const bool last = op.kind == Op::Kind::logits;
+  const int rows = last ? num_logits_ : rows_.rows;
+  const int groups = (weight.k + GROUP - 1) / GROUP;
+  const bool alone = rows <= ALONE_ROWS && op.in.prologue != Prologue::gated;
+  Act* acts = reinterpret_cast<Act*>(acts_.data());
+  float* dense = dense_.floats();
+  if (alone) {
+    acts += size_t(member) * size_t(rows) * size_t(max_k_ / GROUP);
+    if (dense) dense += size_t(member) * size_t(rows) * size_t(max_k_);
+  }
+  thread_local std::vector<float> row_buffer;
+  if (row_buffer.size() < size_t(max_k_)) row_buffer.resize(size_t(max_k_));
+  const auto prepare = [&](int r, int g0, int g1) {
+    float* y = weight.any_dense ? dense + size_t(r) * size_t(max_k_) : row_buffer.data();
+    prepare_row(op.in, weight, r, last ? logit_rows_[r] : r, rows, g0, g1, y, acts);
+  };
+  if (alone) {
+    for (int r = 0; r < rows; ++r) prepare(r, 0, groups);
+  } else {
+    if (op.in.prologue == Prologue::norm) {
+      const Range range = mine(member, rows);
+      for (int r = range.begin; r < range.end; ++r) prepare(r, 0, groups);
+    } else {
+      const Range range = mine(member, rows * groups);
+      for (int unit = range.begin; unit < range.end;) {
+        const int r = unit / groups, g0 = unit % groups;
+        const int g1 = std::min(groups, g0 + range.end - unit);
+        prepare(r, g0, g1);
+        unit += g1 - g0;
+      }
+    }
+    team_->barrier();
+  }
+  float* out = last ? logits_ : at(op.out, 0);
+  const int ldo = last ? vocab_ : widths_[size_t(op.out)];
+  const float* residual = op.residual < 0 ? nullptr : at(op.residual, 0);
+  const int ldr = op.residual < 0 ? 0 : widths_[size_t(op.residual)];
+  const Range range = mine(member, weight.tiles);
+  int first = 0, column = 0;
+  for (const Matrix& part : weight.parts) {
+    const int begin = std::max(range.begin - first, 0);
+    const int end = std::min(range.end - first, part.tiles());
+    if (begin < end) {
+      const float* add = residual ? residual + column : nullptr;
+      if (part.quantized())
+        kernels_->matmul_quantized(part, acts, rows, share_, begin, end, out + column, ldo, add,
+                                   ldr);
+      else
+        kernels_->matmul_dense(part, dense, max_k_, rows, share_, begin, end, out + column, ldo,
+                               add, ldr);
+    }
+    first += part.tiles();
+    column += part.n;
+  }
+}
+
+void Program::run_rope(const Op& op, int member) {
+  const KVView kv = op.kv->view(op.layer);
+  const int units = kv.heads + kv.kv_heads;
+  const Range range = mine(member, rows_.rows * units);
+  for (int unit = range.begin; unit < range.end;) {
+    const int r = unit / units, u0 = unit % units;
+    const int u1 = std::min(units, u0 + range.end - unit);
+    kernels_->rope_append(kv, rows_, r, u0, u1, at(op.in.buffer, r), at(op.out, r));
+    unit += u1 - u0;
+  }
+}
+
+void Program::run_attention(const Op& op, int member) {
+  const KVView kv = op.kv->view(op.layer);
+  if (int(tiles_.size()) * kv.kv_heads >= 4 * team_->size()) return attend_whole(op, member);
+  // Few rows: splits run side by side and are folded afterwards, in the same order.
+  const int d = kv.head_dim, group = kv.group();
+  const size_t size = size_t(d) + LANES, head_stride = size, row_stride = size * size_t(group);
+  const size_t split_stride = row_stride * size_t(rows_.rows);
+  const size_t kv_stride = split_stride * size_t(max_splits_);
+  const int units = int(tiles_.size()) * kv.kv_heads * max_splits_;
+  const Range range = mine(member, units);
+  for (int unit = range.begin; unit < range.end; ++unit) {
+    const int split = unit % max_splits_, head = unit / max_splits_ % kv.kv_heads;
+    const RowTile& tile = tiles_[size_t(unit / max_splits_ / kv.kv_heads)];
+    if (split >= tile.splits) continue;
+    float* partials = partials_.floats() + size_t(head) * kv_stride + size_t(split) * split_stride +
+                      size_t(tile.row0) * row_stride;
+    kernels_->attend(kv, rows_, tile.row0, tile.num, head, split, at(op.in.buffer, 0),
+                     widths_[size_t(op.in.buffer)], partials);
+  }
+  team_->barrier();
+  const Range folds = mine(member, rows_.rows * kv.heads);
+  for (int unit = folds.begin; unit < folds.end; ++unit) {
+    const int r = unit / kv.heads, h = unit % kv.heads;
+    if (rows_.positions[r] < 0) continue;
+    float* running = partials_.floats() + size_t(h / group) * kv_stride +
+                     size_t(r) * row_stride + size_t(h % group) * head_stride;
+    const int splits = rows_.positions[r] / SPLIT + 1;
+    for (int s = 1; s < splits; ++s) kernels_->fold(running, running + s * split_stride, d);
+    kernels_->finish(running, d, at(op.out, r) + size_t(h) * size_t(d));
+  }
+}
+
+// Many rows: a member takes a tile of rows with one KV head through all its splits.
+void Program::attend_whole(const Op& op, int member) {
+  const KVView kv = op.kv->view(op.layer);
+  const int d = kv.head_dim, group = kv.group(), size = team_->size();
+  const size_t width = size_t(d) + LANES, block = width * size_t(group) * TILE_ROWS;
+  float* const running = partials_.floats() + size_t(member) * 2 * block;
+  float* const partials = running + block;
+  const int units = int(tiles_.size()) * kv.kv_heads;
+  for (int unit = member; unit < units; unit += size) {
+    const RowTile& tile = tiles_[size_t(unit / kv.kv_heads)];
+    const int head = unit % kv.kv_heads;
+    for (int split = 0; split < tile.splits; ++split) {
+      kernels_->attend(kv, rows_, tile.row0, tile.num, head, split, at(op.in.buffer, 0),
+                       widths_[size_t(op.in.buffer)], split ? partials : running);
+      if (!split) continue;
+      for (int i = 0; i < tile.num * group; ++i)
+        if (rows_.positions[tile.row0 + i / group] >= split * SPLIT)
+          kernels_->fold(running + size_t(i) * width, partials + size_t(i) * width, d);
+    }
+    for (int i = 0; i < tile.num * group; ++i)
+      kernels_->finish(running + size_t(i) * width, d,
+                       at(op.out, tile.row0 + i / group) +
+                           size_t(head * group + i % group) * size_t(d));
+  }
+}
+
+void Program::run_argmax(int member) {
+  const Range range = mine(member, vocab_ / ALIGN);
+  const int n0 = range.begin * ALIGN;
+  const int n1 = member + 1 == team_->size() ? vocab_ : range.end * ALIGN;
+  for (int i = 0; i < num_logits_; ++i) {
+    const float* row = logits_ + size_t(i) * size_t(vocab_);
+    Best& best = best_[size_t(member) * size_t(num_logits_) + size_t(i)];
+    best.index = n0 < n1 ? kernels_->argmax(row, n0, n1) : -1;
+    if (best.index >= 0) best.value = row[best.index];
+  }
+}
+
+size_t Program::scratch_bytes() const {
+  size_t total = acts_.bytes() + dense_.bytes() + partials_.bytes();
+  for (const Memory& buffer : buffers_) total += buffer.bytes();
+  return total;
+}

@@ -1,0 +1,95 @@
+// A recorded forward: a flat list of kernel calls with the row count as an argument.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels.hpp"
+#include "memory.hpp"
+#include "pool.hpp"
+#include "weights.hpp"
+
+// What a matrix product does to its input on the way in, so that no op of its own is needed.
+enum class Prologue { none, norm, gated };
+
+struct Source {
+  int buffer;
+  Prologue prologue;
+  const float* norm_weight;
+  float eps;
+};
+
+struct Op {
+  enum class Kind { embed, linear, logits, rope_append, attention } kind;
+  Source in;
+  int out = -1, residual = -1;
+  std::shared_ptr<Weight> weight = nullptr;
+  std::shared_ptr<KV> kv = nullptr;
+  int layer = 0;
+};
+
+class Program {
+ public:
+  Program(const Kernels* kernels, std::shared_ptr<Team> team, int max_rows, int max_logits,
+          float* logits, int32_t* argmax, int vocab);
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  // Recording. A buffer is float32 of shape (max_rows, width); `slot` numbers it.
+  int buffer(int width);
+  void embed(std::shared_ptr<Weight> weight, int out);
+  void linear(Source in, std::shared_ptr<Weight> weight, int residual, int out);
+  void rope_append(int qkv, std::shared_ptr<KV> kv, int layer, int out);
+  void attention(int q, std::shared_ptr<KV> kv, int layer, int out);
+  void logits(Source in, std::shared_ptr<Weight> weight);
+
+  // Replay over the rows; `share` rows use one read of the weights. Results go to the arrays given
+  // at construction: logits of the wanted rows in order, and the index of each largest.
+  void run(const RowsView& rows, const int32_t* logit_rows, int num_logits, int share);
+
+  size_t scratch_bytes() const;
+
+ private:
+  struct Range {
+    int begin, end;
+  };
+  struct RowTile {  // rows of one sequence, none of them padding
+    int row0, num, splits;
+  };
+  struct Best {
+    float value;
+    int32_t index;
+  };
+  Range mine(int member, int units) const;
+  float* at(int slot, int row) const;
+  void work(int member);
+  void run_embed(const Op&, int member);
+  void run_matmul(const Op&, int member);
+  void run_rope(const Op&, int member);
+  void run_attention(const Op&, int member);
+  void attend_whole(const Op&, int member);
+  void run_argmax(int member);
+  void prepare_row(const Source&, const Weight&, int row, int source_row, int rows, int group0,
+                   int group1, float* dense, Act* acts) const;
+  void plan_rows(int num_logits);
+
+  const Kernels* kernels_;
+  std::shared_ptr<Team> team_;
+  const int max_rows_, max_logits_, vocab_;
+  float* const logits_;
+  int32_t* const argmax_;
+  std::vector<Op> ops_;
+  std::vector<int> widths_;
+  std::vector<Memory> buffers_;
+  int max_k_ = 0;
+  bool any_dense_ = false;
+
+  // Of the step that runs.
+  RowsView rows_{};
+  const int32_t* logit_rows_ = nullptr;
+  int num_logits_ = 0, share_ = MAX_SHARE;
+  std::vector<RowTile> tiles_;
+  int max_splits_ = 0;
+  Memory acts_, dense_, partials_;
+  std::vector<Best> best_;
+};

@@ -1,0 +1,264 @@
+// Sixteen-lane vectors, twice: AVX-512 and plain C++ that any compiler turns into what it has.
+// Kernels are templates over one of the two, so both paths perform the same operations in the same
+// order; only the fused multiply-add differs (the portable path rounds twice).
+//
+// Everything sits in an unnamed namespace: each translation unit keeps its own copy, compiled for
+// its own instruction set, and the linker never shares one across.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512VNNI__)
+#include <immintrin.h>
+#endif
+
+// One copy of each big template, called: a compiler left free copies them into every caller.
+#if defined(_MSC_VER)
+#define NOINLINE __declspec(noinline)
+#else
+#define NOINLINE __attribute__((noinline))
+#endif
+
+namespace {
+
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000u) << 16;
+  const uint32_t magnitude = h & 0x7fffu;
+  uint32_t bits;
+  if (magnitude >= 0x7c00u) {
+    bits = 0x7f800000u | ((magnitude & 0x3ffu) << 13);
+  } else {
+    // Exponent re-bias by multiplication: exact for normal and subnormal halves alike.
+    const uint32_t shifted = magnitude << 13;
+    float f;
+    std::memcpy(&f, &shifted, 4);
+    f *= 5.192296858534828e+33f;  // 2**112
+    std::memcpy(&bits, &f, 4);
+  }
+  bits |= sign;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+inline uint16_t float_to_half(float f) {
+  // Round to nearest even; overflow becomes infinity, as VCVTPS2PH does.
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return uint16_t(sign | 0x7e00u);
+  if (bits >= 0x477ff000u) return uint16_t(sign | 0x7c00u);
+  if (bits < 0x38800000u) {  // a subnormal half: let the adder round at bit 2**-24
+    float magic;
+    std::memcpy(&magic, &bits, 4);
+    magic += 0.5f;
+    std::memcpy(&bits, &magic, 4);
+    return uint16_t(sign | (bits - 0x3f000000u));
+  }
+  bits += 0xc8000fffu + ((bits >> 13) & 1u);
+  return uint16_t(sign | (bits >> 13));
+}
+
+#if defined(__AVX512VNNI__)
+
+struct Simd {
+  using F = __m512;
+  using I = __m512i;
+  using B = __m512i;
+  static constexpr int max_rows = 16;     // rows whose sums fit the 32 registers beside 8 of weights
+  static constexpr int max_queries = 12;  // attention scores that one read of a page feeds
+
+  static F zero() { return _mm512_setzero_ps(); }
+  static F set1(float x) { return _mm512_set1_ps(x); }
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static F load_half(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static void store_half(uint16_t* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static F load_bfloat(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+  }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F abs(F a) { return _mm512_abs_ps(a); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F rint(F a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  static F scale2(F a, F n) { return _mm512_scalef_ps(a, n); }
+  // The first `live` lanes of x, `fill` elsewhere.
+  static F keep(F x, int live, F fill) {
+    return _mm512_mask_mov_ps(fill, __mmask16((1u << live) - 1u), x);
+  }
+  static I set1_int(int32_t x) { return _mm512_set1_epi32(x); }
+  static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+  static I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+  static B load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static B low_nibbles(B b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
+  static B high_nibbles(B b) {
+    return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15));
+  }
+  // acc[l] += sum over j < 4 of w[4 l + j] * x[j], w unsigned, x signed.
+  static I dot4(I acc, B w, const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+  }
+  // Sixteen floats, already whole numbers in [-127, 127], as bytes.
+  static void store_int8(int8_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+  }
+  static float sum(F x) { return _mm512_reduce_add_ps(x); }  // one fixed tree
+  static float largest(F x) { return _mm512_reduce_max_ps(x); }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+};
+
+#else
+
+struct Simd {
+  struct alignas(64) F { float v[16]; };
+  struct alignas(64) I { int32_t v[16]; };
+  struct alignas(64) B { uint8_t v[64]; };
+  static constexpr int max_rows = 4;
+  static constexpr int max_queries = 3;
+
+  template <class Fn>
+  static F map(Fn fn) {
+    F out;
+    for (int i = 0; i < 16; ++i) out.v[i] = fn(i);
+    return out;
+  }
+  static F zero() { return map([](int) { return 0.0f; }); }
+  static F set1(float x) { return map([x](int) { return x; }); }
+  static F load(const float* p) { return map([p](int i) { return p[i]; }); }
+  static void store(float* p, const F& x) { std::memcpy(p, x.v, 64); }
+  static F load_half(const uint16_t* p) { return map([p](int i) { return half_to_float(p[i]); }); }
+  static void store_half(uint16_t* p, const F& x) {
+    for (int i = 0; i < 16; ++i) p[i] = float_to_half(x.v[i]);
+  }
+  static F load_bfloat(const uint16_t* p) {
+    F out;
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t bits = uint32_t(p[i]) << 16;
+      std::memcpy(&out.v[i], &bits, 4);
+    }
+    return out;
+  }
+  static F add(const F& a, const F& b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }
+  static F sub(const F& a, const F& b) { return map([&](int i) { return a.v[i] - b.v[i]; }); }
+  static F mul(const F& a, const F& b) { return map([&](int i) { return a.v[i] * b.v[i]; }); }
+  static F div(const F& a, const F& b) { return map([&](int i) { return a.v[i] / b.v[i]; }); }
+  static F max(const F& a, const F& b) {
+    return map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  static F min(const F& a, const F& b) {
+    return map([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  static F abs(const F& a) { return map([&](int i) { return a.v[i] < 0 ? -a.v[i] : a.v[i]; }); }
+  static F fma(const F& a, const F& b, const F& c) {
+    return map([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+  }
+  static F rint(const F& a) {
+    // Adding 1.5 * 2**23 leaves no fraction bits; valid for |a| < 2**22, all that callers need.
+    return map([&](int i) {
+      volatile float shifted = a.v[i] + 12582912.0f;
+      return shifted - 12582912.0f;
+    });
+  }
+  static F scale2(const F& a, const F& n) {
+    return map([&](int i) {
+      const int e = int(n.v[i]);
+      if (e < -126) return 0.0f;
+      const uint32_t bits = uint32_t(e + 127) << 23;
+      float power;
+      std::memcpy(&power, &bits, 4);
+      return a.v[i] * power;
+    });
+  }
+  static F keep(const F& x, int live, const F& fill) {
+    return map([&](int i) { return i < live ? x.v[i] : fill.v[i]; });
+  }
+  static I set1_int(int32_t x) {
+    I out;
+    for (int i = 0; i < 16; ++i) out.v[i] = x;
+    return out;
+  }
+  static F to_float(const I& x) { return map([&](int i) { return float(x.v[i]); }); }
+  static I add_int(const I& a, const I& b) {
+    I out;
+    for (int i = 0; i < 16; ++i) out.v[i] = a.v[i] + b.v[i];
+    return out;
+  }
+  static B load_bytes(const uint8_t* p) {
+    B out;
+    std::memcpy(out.v, p, 64);
+    return out;
+  }
+  static B low_nibbles(const B& b) {
+    B out;
+    for (int i = 0; i < 64; ++i) out.v[i] = b.v[i] & 15;
+    return out;
+  }
+  static B high_nibbles(const B& b) {
+    B out;
+    for (int i = 0; i < 64; ++i) out.v[i] = b.v[i] >> 4;
+    return out;
+  }
+  static I dot4(const I& acc, const B& w, const int8_t* x) {
+    I out;
+    for (int l = 0; l < 16; ++l) {
+      int32_t sum = acc.v[l];
+      for (int j = 0; j < 4; ++j) sum += int32_t(w.v[4 * l + j]) * x[j];
+      out.v[l] = sum;
+    }
+    return out;
+  }
+  static void store_int8(int8_t* p, const F& x) {
+    for (int i = 0; i < 16; ++i) p[i] = int8_t(int(x.v[i]));
+  }
+  // One fixed tree: neighbours eight, four, two, one apart.
+  static float sum(F x) {
+    for (int half = 8; half; half /= 2)
+      for (int i = 0; i < half; ++i) x.v[i] += x.v[i + half];
+    return x.v[0];
+  }
+  static float largest(F x) {
+    for (int half = 8; half; half /= 2)
+      for (int i = 0; i < half; ++i) x.v[i] = x.v[i] > x.v[i + half] ? x.v[i] : x.v[i + half];
+    return x.v[0];
+  }
+  static void prefetch(const void*) {}
+};
+
+#endif
+
+// exp(x) for x <= 88, 0 below -87.3: range reduction by ln 2 in two parts and a degree-6 Taylor
+// polynomial on [-ln2/2, ln2/2], relative error about 2e-7 (Cody and Waite 1980).
+inline Simd::F exp_lanes(const Simd::F& x) {
+  using S = Simd;
+  const S::F clamped = S::min(S::max(x, S::set1(-87.3f)), S::set1(88.0f));
+  const S::F n = S::rint(S::mul(clamped, S::set1(1.44269504f)));
+  S::F r = S::fma(n, S::set1(-0.693359375f), clamped);
+  r = S::fma(n, S::set1(2.12194440e-4f), r);
+  S::F p = S::set1(1.0f / 720);
+  p = S::fma(p, r, S::set1(1.0f / 120));
+  p = S::fma(p, r, S::set1(1.0f / 24));
+  p = S::fma(p, r, S::set1(1.0f / 6));
+  p = S::fma(p, r, S::set1(0.5f));
+  p = S::fma(p, r, S::set1(1.0f));
+  p = S::fma(p, r, S::set1(1.0f));
+  return S::scale2(p, n);
+}
+
+}  // namespace
