@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipstream.errors import ConfigError
 from slipstream.kernels.ops import Backend, KVCache, Rows, Step
 from slipstream.models.arch import Arch
 from slipstream.models.decoder import DecoderWeights, LayerWeights, forward
 from slipstream.models.weights import DenseTensor, QuantizedTensor, Tensor
 
-BACKENDS = ("reference", "cpu")
+BACKENDS = ("reference", "cpu-avx512", "cpu-portable")  # each instruction path forced
 KINDS = ("q4_1", "q4_0", "q8_0", "f32", "f16", "bf16")
 
 ARCH = Arch(
@@ -36,7 +37,7 @@ ARCH = Arch(
 
 
 def make_backend(name: str, **options: Any) -> Backend:
-    """Return a back end, skipping the test where it is not built."""
+    """Return a back end ("cpu-PATH" forces an instruction path), skipping where it is not built."""
     if name == "reference":
         pytest.importorskip("torch", reason="the reference back end needs torch")
         from slipstream.kernels.reference import ReferenceBackend
@@ -46,7 +47,10 @@ def make_backend(name: str, **options: Any) -> Backend:
         from slipstream.kernels.cpu import CpuBackend
     except ImportError as error:
         pytest.skip(f"the cpu back end is not built: {error}")
-    return CpuBackend(**options)
+    try:
+        return CpuBackend(isa=name.removeprefix("cpu-"), **options)
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 @dataclass(frozen=True)

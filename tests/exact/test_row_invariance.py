@@ -128,3 +128,46 @@ def test_wanted_logits_are_the_rows_asked_for_and_equal_logits_take_the_lowest_i
     some = model.step(make_rows(ids, positions, [MY_PAGES], logit_rows=[1, 3]))
     assert some.logits.tobytes() == every[[1, 3]].tobytes()
     assert some.argmax.tolist() == every[[1, 3]].argmax(axis=1).tolist()
+
+
+LONG_PAGES = [list(range(s, 40, 2)) for s in (0, 1)]  # twenty pages each, interleaved
+
+
+@pytest.mark.parametrize("context", [63, 64, 65, 255, 300])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_long_contexts_do_not_depend_on_rows_neighbours_or_threads(
+    context: int, threads: int
+) -> None:
+    # Few rows take attention split by split side by side, many take it row tile by row tile.
+    expected = None
+    for size in (threads, 1):
+        model = tiny_model(make_backend("cpu-auto", threads=size), tiny_tensors(), num_pages=40)
+        prefill(model, 1, LONG_PAGES[0], context)
+        prefill(model, 2, LONG_PAGES[1], 310)
+        for count in (1, 2, 3, 5, 8, 11, 16, 40):
+            for place in {0, count // 2, count - 1}:
+                ids = np.arange(count) % 90
+                positions = np.full(count, 309)
+                positions[: place + 1] = -1
+                sequences = np.ones(count, np.int32)
+                ids[place], positions[place], sequences[place] = PROBE, context, 0
+                rows = make_rows(
+                    ids, positions, LONG_PAGES, sequences=sequences, logit_rows=[place]
+                )
+                logits = model.step(rows).logits[0].tobytes()
+                expected = expected or logits
+                assert logits == expected, (size, count, place)
+
+
+def test_each_row_of_a_long_verify_equals_its_own_classic_step(backend_name: str) -> None:
+    # Sixteen rows across a split's edge: some rows see one position of the last split, some none.
+    ids, context = list(range(30, 46)), 185
+    together = tiny_model(make_backend(backend_name), tiny_tensors(), num_pages=40)
+    serial = tiny_model(make_backend(backend_name), tiny_tensors(), num_pages=40)
+    prefill(together, 1, LONG_PAGES[0], context)
+    prefill(serial, 1, LONG_PAGES[0], context, chunk=13)
+    positions = list(range(context, context + len(ids)))
+    logits = together.step(make_rows(ids, positions, [LONG_PAGES[0]])).logits.copy()
+    for i, (token, position) in enumerate(zip(ids, positions, strict=True)):
+        one = serial.step(make_rows([token], [position], [LONG_PAGES[0]])).logits
+        assert one[0].tobytes() == logits[i].tobytes(), i

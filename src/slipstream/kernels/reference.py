@@ -229,9 +229,10 @@ def round_to_int8(row: TorchTensor) -> TorchTensor:
     """
     groups = torch.nn.functional.pad(row, (0, -len(row) % ACTIVATION_GROUP))
     groups = groups.view(-1, ACTIVATION_GROUP)
-    scale = groups.abs().amax(dim=1, keepdim=True) / 127
-    codes = torch.round(groups / torch.where(scale > 0, scale, 1.0))
-    return (codes * scale).flatten()[: len(row)].clone()
+    largest = groups.abs().amax(dim=1, keepdim=True)
+    # Multiplied by the inverse, not divided: the kernels' own arithmetic, ties included.
+    codes = torch.round(groups * torch.where(largest > 0, 127 / largest, 0.0))
+    return (codes * (largest / 127)).flatten()[: len(row)].clone()
 
 
 def _by_row(op: Callable[[TorchTensor], TorchTensor], x: TorchTensor) -> TorchTensor:
