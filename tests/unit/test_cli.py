@@ -255,6 +255,7 @@ def test_unknown_model_exits_1_with_its_hint(
         (RequestError("prompt too long"), 2),
         (CapacityError("no page left"), 1),
         (RuntimeError("boom\nsecond line"), 1),
+        (OSError(28, "No space left on device"), 1),
         (KeyboardInterrupt(), 130),
         (BrokenPipeError(), 1),
     ],

@@ -49,6 +49,9 @@ def report_failure(error: BaseException, *, traceback: bool) -> int:
         else:
             _print(*_usage_message(error))
         return getattr(error, "exit_code", BAD_USAGE)
+    if isinstance(error, OSError) and error.strerror:  # e.g. no space left for the output
+        _print(f"{error.filename}: {error.strerror}" if error.filename else error.strerror, None)
+        return FAILED
     summary = f"unexpected {type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
     _print(summary, "put --traceback before the command to see where: slipstream --traceback ...")
     return FAILED
