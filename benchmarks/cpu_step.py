@@ -19,8 +19,8 @@ missed; 2 for bad usage. A peer that is missing or fails is a row saying so.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -41,7 +41,18 @@ from measure import (
 )
 from provenance import DEFAULT_MODEL, find_model, provenance, sample_text
 from report import bars, print_bars, print_report
-from sides import OURS, Q4_0, SAME_FILE, Contender, SideError, compete, llama, ours
+from sides import (
+    OURS,
+    Q4_0,
+    SAME_FILE,
+    Contender,
+    Measure,
+    SideError,
+    compete,
+    llama,
+    noting_failure,
+    ours,
+)
 
 UBATCHES = (128, 256, 512)
 
@@ -172,12 +183,16 @@ def _compete_all(
         result["kv_bytes"] = result["ours"]["kv_bytes_a_position"] * CONTEXT
         bytes_read = result["ours"]["weight_bytes"] + result["kv_bytes"]
         result["bound_s"] = bytes_read / result["bandwidth_bytes_per_s"]
+
+    def run(what: str, contenders: dict[str, list[Contender]], measure: Measure) -> dict[str, Any]:
+        print(f"measuring {what}", file=sys.stderr)
+        return _plain(compete(contenders, measure, args.trials, result["missing"]))
+
     result["steps"] = {
-        rows: _plain(compete(narrow, step_seconds(prompts, rows, repeat), args.trials))
-        for rows in ROW_COUNTS
+        rows: run(f"T({rows})", narrow, step_seconds(prompts, rows, repeat)) for rows in ROW_COUNTS
     }
-    result["decode"] = _plain(compete(narrow, decode_seconds(prompts), args.trials))
-    result["prefill"] = _plain(compete(field, prefill_seconds(prompts), args.trials))
+    result["decode"] = run("classic decode", narrow, decode_seconds(prompts))
+    result["prefill"] = run("prefill", field, prefill_seconds(prompts))
 
 
 def _plain(timings: dict[str, Any]) -> dict[str, Any]:
@@ -201,18 +216,20 @@ def _start_ups(
 ) -> None:
     """Measure memory and load of fresh processes, and our command's first token."""
     result["start_up"] = {}
+    print("measuring start-up", file=sys.stderr)
     for name, (path, python) in files.items():
-        if name in field:
-            start: Any = ours if name == OURS else lambda python=python: llama(python)
+        if name not in field or name in result["missing"]:
+            continue
+        start: Any = ours if name == OURS else functools.partial(llama, python)
+        with noting_failure(name, result["missing"]):
             result["start_up"][name] = start_up(start, path, args.trials, is_ours=name == OURS)
-    if OURS in field:
-        trials = [first_token_seconds(files[OURS][0]) for _ in range(args.trials)]
-        result["first_token"] = {"median_s": statistics.median(trials), "trials": trials}
+            if name == OURS:
+                trials = [first_token_seconds(path) for _ in range(args.trials)]
+                result["first_token"] = {"median_s": statistics.median(trials), "trials": trials}
 
 
 def _thread_counts() -> list[int]:
-    cores = len(os.sched_getaffinity(0))
-    return [1] if cores == 1 else [1, cores]
+    return sorted({1, num_cores()})
 
 
 def _arguments() -> argparse.Namespace:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sides import HERE, Contender, Measure, Side
+from sides import HERE, Contender, Measure, Side, SideError, environment, num_cores
 
 CONTEXT = 256
 ROW_COUNTS = (1, 2, 3, 4, 5, 8, 16)
@@ -75,7 +75,7 @@ def decode_seconds(prompts: Prompts) -> Measure:
         )
         got = len(answer["token_ids"])
         if got != num_tokens:
-            raise RuntimeError(f"{contender.label} emitted {got} tokens instead of {num_tokens}")
+            raise SideError(f"emitted {got} tokens instead of {num_tokens}")
         return answer["elapsed"]
 
     def measure(contender: Contender) -> float:
@@ -121,7 +121,7 @@ def start_up(
     Returns:
         Bytes beyond the interpreter with its imports, and seconds of loading once imported.
     """
-    options: dict[str, Any] = {} if is_ours else {"threads": 2, "variant": (1, PREFILL)}
+    options: dict[str, Any] = {} if is_ours else {"threads": num_cores(), "variant": (1, PREFILL)}
     seconds, rss, peak = [], [], []
     for _ in range(num_trials):
         side = start()
@@ -151,11 +151,12 @@ def first_token_seconds(path: Path) -> float:
         [*program, "generate", str(path), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env=environment(),
     ) as process:
         assert process.stdout is not None
         got = process.stdout.read(1)
         seconds = time.perf_counter() - start
         process.stdout.read()
     if not got:
-        raise RuntimeError(f"slipstream generate printed nothing, exit code {process.returncode}")
+        raise SideError(f"slipstream generate printed nothing, exit code {process.returncode}")
     return seconds

@@ -13,7 +13,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,20 @@ SAME_FILE = "llama.cpp, same file"
 Q4_0 = "llama.cpp, Q4_0"
 SCAN_TRIALS = 3
 FINALISTS = 2
+FAR_BEHIND = 1.5  # times the fastest of the first rounds: never the best, whatever the noise
+SETTLE_S = 0.02  # OpenMP threads spin for some milliseconds after their work
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of child processes: this checkout's sources go first."""
+    source = str(HERE.parent / "src")
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class SideError(Exception):
@@ -39,15 +54,13 @@ class Side:
     """
 
     def __init__(self, python: str, script: str) -> None:
-        source = str(HERE.parent / "src")
-        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [python, str(HERE / script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
         )
         self.facts = self._answer()
 
@@ -117,7 +130,7 @@ Measure = Callable[[Contender], float]
 
 
 def compete(
-    field: dict[str, list[Contender]], measure: Measure, num_trials: int
+    field: dict[str, list[Contender]], measure: Measure, num_trials: int, failed: dict[str, str]
 ) -> dict[str, Timing]:
     """Time every side at its best, trials interleaved and their order reversed every other time.
 
@@ -125,30 +138,62 @@ def compete(
         field: contenders of each side.
         measure: runs one contender once and returns seconds.
         num_trials: trials of each finalist.
+        failed: sides to leave out; one that fails here is added with what it said.
     """
     finalists: list[tuple[str, Contender]] = []
     for name, contenders in field.items():
-        chosen = _fastest(contenders, measure)
-        finalists += [(name, contender) for contender in chosen]
+        if name not in failed:
+            with noting_failure(name, failed):
+                finalists += [(name, contender) for contender in _fastest(contenders, measure)]
     trials: dict[tuple[str, str], list[float]] = {}
     for trial in range(num_trials):
         for name, contender in finalists if trial % 2 == 0 else reversed(finalists):
-            trials.setdefault((name, contender.label), []).append(measure(contender))
+            if name not in failed:
+                with noting_failure(name, failed):
+                    seconds = _settled(contender, measure)
+                    trials.setdefault((name, contender.label), []).append(seconds)
     best: dict[str, Timing] = {}
-    for (name, label), seconds in trials.items():
-        timing = Timing(label=label, trials=seconds)
-        if name not in best or timing.median < best[name].median:
+    for (name, label), times in trials.items():
+        timing = Timing(label=label, trials=times)
+        if name not in failed and (name not in best or timing.median < best[name].median):
             best[name] = timing
     return best
 
 
+@contextmanager
+def noting_failure(name: str, failed: dict[str, str]) -> Iterator[None]:
+    """Turn a side's error inside the block into a row of `failed`."""
+    try:
+        yield
+    except SideError as error:
+        failed[name] = str(error)
+
+
 def _fastest(contenders: Sequence[Contender], measure: Measure) -> list[Contender]:
-    """Scan in interleaved order, the first round a warm-up; return the fastest two."""
-    if len(contenders) <= FINALISTS:
-        for contender in contenders:
-            measure(contender)
-        return list(contenders)
-    scans = [[measure(contender) for contender in contenders] for _ in range(1 + SCAN_TRIALS)][1:]
-    medians = [statistics.median(times) for times in zip(*scans, strict=True)]
-    order = sorted(range(len(contenders)), key=medians.__getitem__)
-    return [contenders[index] for index in order[:FINALISTS]]
+    """Return the fastest two by a scan in interleaved order.
+
+    Two rounds (the first may pay for warming up) drop what is far behind; the rest get
+    `SCAN_TRIALS` more.
+    """
+    scans: dict[str, list[float]] = {contender.label: [] for contender in contenders}
+
+    def best(contender: Contender) -> float:
+        return min(scans[contender.label])
+
+    def scan(rounds: int) -> None:
+        for _ in range(rounds):
+            for contender in contenders:
+                scans[contender.label].append(_settled(contender, measure))
+
+    scan(2)
+    limit = FAR_BEHIND * min(map(best, contenders))
+    contenders = [contender for contender in contenders if best(contender) <= limit]
+    if len(contenders) > FINALISTS:
+        scan(SCAN_TRIALS)
+    return sorted(contenders, key=best)[:FINALISTS]
+
+
+def _settled(contender: Contender, measure: Measure) -> float:
+    """Measure after a pause in which the threads of whoever ran before stop spinning."""
+    time.sleep(SETTLE_S)
+    return measure(contender)

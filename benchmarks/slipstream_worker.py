@@ -33,7 +33,7 @@ class SlipstreamSide:
         """Return the version, and memory after imports."""
         return {"slipstream": self.slipstream.__version__, **memory()}
 
-    def load(self, path: str, threads: int = 2, device: str = "cpu") -> dict[str, Any]:
+    def load(self, path: str, threads: int = 0, device: str = "cpu") -> dict[str, Any]:
         """Load the engine, speculation off, ready for a first token."""
         config = self.slipstream.EngineConfig(
             k="off", drafter="none", threads=threads, device=device
