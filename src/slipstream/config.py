@@ -37,7 +37,9 @@ class EngineConfig:
     isa: str = _setting(
         "auto", "instruction path of the cpu back end", choices=("auto", "avx512", "portable")
     )
-    threads: int = _setting(0, "threads of the cpu back end; 0 takes the cores this process may use")
+    threads: int = _setting(
+        0, "threads of the cpu back end; 0 takes the cores this process may use"
+    )
     max_model_len: int = _setting(0, "longest context in tokens; 0 takes the model's own")
     prefill_chunk: int = _setting(256, "prompt tokens of one forward", low=1)
     verify_pad: str = _setting("auto", "pad verify rows: auto, off or a multiple, e.g. 8")
@@ -53,9 +55,7 @@ class EngineConfig:
             object.__setattr__(self, item.name, _parse(item, getattr(self, item.name)))
 
     @classmethod
-    def from_env(
-        cls, environ: Mapping[str, str] | None = None, **overrides: Any
-    ) -> EngineConfig:
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> EngineConfig:
         """Build a config from `SLIPSTREAM_*` variables, explicit arguments going first.
 
         Args:

@@ -135,4 +135,4 @@ def test_a_step_of_too_many_rows_is_refused_before_it_runs() -> None:
     model = tiny_model(make_backend("cpu-auto"), tiny_tensors(), max_rows=4)
     with pytest.raises(ValueError, match="1 to 4 rows"):
         model.step(make_rows(range(5), range(5), [[0]]))
-    assert ARCH == model.arch
+    assert model.arch == ARCH

@@ -80,7 +80,7 @@ class Ops(Protocol):
         """Return x @ weight.T, plus residual if given; shape (R, N), N fused outputs."""
 
     def rope_append(self, qkv: Value, kv: KVLayer) -> Value:
-        """Rotate q and k by their positions, write k and v to the pages; return q (R, heads * D)."""
+        """Rotate q and k by their positions, write k and v to pages; return q (R, heads * D)."""
 
     def attention(self, q: Value, kv: KVLayer) -> Value:
         """Return causal attention of q over the pages, this step's own rows included."""

@@ -42,7 +42,7 @@ class QuantizedTensor:
     @property
     def group(self) -> int:
         """Columns that share one scale and bias."""
-        return self.codes.shape[1] // self.scale.shape[1]
+        return int(self.codes.shape[1] // self.scale.shape[1])
 
     def dequantize(self) -> F32:
         """Return float32 of shape (N, K), each product and sum rounded once, as GGUF defines it."""

@@ -90,19 +90,7 @@ NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, i
     for (int r = 0; r < R; ++r) {
       const Act& act = acts[r];
       const int32_t start = ZERO == 8 ? act.minus_8sum : ZERO == 128 ? act.minus_128sum : 0;
-      S::I dot = S::set1_int(start);
-      if (R <= 2) {  // two chains hide the latency that few rows leave
-        S::I other = S::set1_int(0);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          dot = S::dot4(dot, w[i], act.q + 4 * i);
-          other = S::dot4(other, w[i + 4], act.q + 16 + 4 * i);
-        }
-        dot = S::add_int(dot, other);
-      } else {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) dot = S::dot4(dot, w[i], act.q + 4 * i);
-      }
+      const S::I dot = S::dot<(R <= 2 ? 2 : 1), F == Format::q4 ? 15 : 255>(start, w, act.q);
       sum[r] = S::fma(scale, S::mul(S::to_float(dot), S::set1(act.scale)), sum[r]);
       if (BIAS) sum[r] = S::fma(bias, S::set1(act.scaled_sum), sum[r]);
     }

@@ -29,11 +29,11 @@ inline float half_to_float(uint16_t h) {
   if (magnitude >= 0x7c00u) {
     bits = 0x7f800000u | ((magnitude & 0x3ffu) << 13);
   } else {
-    // Exponent re-bias by multiplication: exact for normal and subnormal halves alike.
+    // Exponent re-bias by 2**112: exact for normal and subnormal halves alike.
     const uint32_t shifted = magnitude << 13;
     float f;
     std::memcpy(&f, &shifted, 4);
-    f *= 5.192296858534828e+33f;  // 2**112
+    f *= 5.192296858534828e+33f;
     std::memcpy(&bits, &f, 4);
   }
   bits |= sign;
@@ -101,19 +101,27 @@ struct Simd {
   static F keep(F x, int live, F fill) {
     return _mm512_mask_mov_ps(fill, __mmask16((1u << live) - 1u), x);
   }
-  static I set1_int(int32_t x) { return _mm512_set1_epi32(x); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
-  static I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
   static B load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static B low_nibbles(B b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
   static B high_nibbles(B b) {
     return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15));
   }
-  // acc[l] += sum over j < 4 of w[4 l + j] * x[j], w unsigned, x signed.
-  static I dot4(I acc, B w, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+  // start + sum over a group's 32 columns: column 4 i + j is byte 4 l + j of w[i] in lane l.
+  // CHAINS splits the sum to hide latency where few rows run; integers add exactly either way.
+  template <int CHAINS, int MAX_CODE>
+  static I dot(int32_t start, const B (&w)[8], const int8_t* x) {
+    I acc[CHAINS] = {_mm512_set1_epi32(start)};
+    for (int c = 1; c < CHAINS; ++c) acc[c] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      int32_t four;
+      std::memcpy(&four, x + 4 * i, 4);
+      I& sum = acc[i % CHAINS];
+      sum = _mm512_dpbusd_epi32(sum, w[i], _mm512_set1_epi32(four));
+    }
+    for (int c = 1; c < CHAINS; ++c) acc[0] = _mm512_add_epi32(acc[0], acc[c]);
+    return acc[0];
   }
   // Sixteen floats, already whole numbers in [-127, 127], as bytes.
   static void store_int8(int8_t* p, F x) {
@@ -189,17 +197,7 @@ struct Simd {
   static F keep(const F& x, int live, const F& fill) {
     return map([&](int i) { return i < live ? x.v[i] : fill.v[i]; });
   }
-  static I set1_int(int32_t x) {
-    I out;
-    for (int i = 0; i < 16; ++i) out.v[i] = x;
-    return out;
-  }
   static F to_float(const I& x) { return map([&](int i) { return float(x.v[i]); }); }
-  static I add_int(const I& a, const I& b) {
-    I out;
-    for (int i = 0; i < 16; ++i) out.v[i] = a.v[i] + b.v[i];
-    return out;
-  }
   static B load_bytes(const uint8_t* p) {
     B out;
     std::memcpy(out.v, p, 64);
@@ -215,12 +213,35 @@ struct Simd {
     for (int i = 0; i < 64; ++i) out.v[i] = b.v[i] >> 4;
     return out;
   }
-  static I dot4(const I& acc, const B& w, const int8_t* x) {
+  // As above, in 16-bit lanes, which every machine multiplies (16-byte vectors of GCC and Clang).
+  // Eight products of a 4-bit code and an int8 sum to at most 15,240, so they stay in 16 bits;
+  // products of 8-bit codes widen at once.
+  template <int CHAINS, int MAX_CODE>
+  static I dot(int32_t start, const B (&w)[8], const int8_t* x) {
+    Shorts sums[8] = {};
+    Ints pairs[8] = {};
+    for (int i = 0; i < 8; ++i) {
+      const Shorts four = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3],
+                           x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+      for (int part = 0; part < 4; ++part) {
+        Bytes bytes;
+        std::memcpy(&bytes, w[i].v + 16 * part, 16);
+        const Shorts low = widen<0>(bytes) * four;
+        const Shorts high = widen<8>(bytes) * four;
+        if (MAX_CODE < 16) {
+          sums[2 * part] += low;
+          sums[2 * part + 1] += high;
+        } else {
+          pairs[2 * part] += halves(low);
+          pairs[2 * part + 1] += halves(high);
+        }
+      }
+    }
     I out;
-    for (int l = 0; l < 16; ++l) {
-      int32_t sum = acc.v[l];
-      for (int j = 0; j < 4; ++j) sum += int32_t(w.v[4 * l + j]) * x[j];
-      out.v[l] = sum;
+    for (int j = 0; j < 8; ++j) {
+      const Ints pair = MAX_CODE < 16 ? halves(sums[j]) : pairs[j];
+      out.v[2 * j] = start + pair[0] + pair[1];
+      out.v[2 * j + 1] = start + pair[2] + pair[3];
     }
     return out;
   }
@@ -238,7 +259,21 @@ struct Simd {
       for (int i = 0; i < half; ++i) x.v[i] = x.v[i] > x.v[i + half] ? x.v[i] : x.v[i + half];
     return x.v[0];
   }
-  static void prefetch(const void*) {}
+  static void prefetch(const void* p) { __builtin_prefetch(p); }
+
+ private:
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
+  typedef int16_t Shorts __attribute__((vector_size(16)));
+  typedef int32_t Ints __attribute__((vector_size(16)));
+  // Eight bytes from `first` beside zero bytes are eight 16-bit lanes (little-endian machines).
+  template <int FIRST>
+  static Shorts widen(Bytes b) {
+    return Shorts(__builtin_shufflevector(b, Bytes{}, FIRST, 16, FIRST + 1, 16, FIRST + 2, 16,
+                                          FIRST + 3, 16, FIRST + 4, 16, FIRST + 5, 16, FIRST + 6,
+                                          16, FIRST + 7, 16));
+  }
+  // The two 16-bit halves of every 32 bits, added.
+  static Ints halves(Shorts x) { return ((Ints(x) << 16) >> 16) + (Ints(x) >> 16); }
 };
 
 #endif
