@@ -29,7 +29,9 @@ from typing import Any
 
 from bandwidth import read_bandwidth
 from measure import (
+    BAR_ROW_COUNTS,
     CONTEXT,
+    KIND_CONTEXT,
     ROW_COUNTS,
     Prompts,
     check_invariance,
@@ -51,6 +53,7 @@ from sides import (
     compete,
     llama,
     noting_failure,
+    num_cores,
     ours,
 )
 
@@ -178,7 +181,7 @@ def _compete_all(
         for name, contenders in field.items()
     }
     repeat = 5 if args.quick else 20
-    result["context"] = CONTEXT
+    result["context"], result["kind_context"] = CONTEXT, KIND_CONTEXT
     if OURS in field:
         result["kv_bytes"] = result["ours"]["kv_bytes_a_position"] * CONTEXT
         bytes_read = result["ours"]["weight_bytes"] + result["kv_bytes"]
@@ -188,9 +191,14 @@ def _compete_all(
         print(f"measuring {what}", file=sys.stderr)
         return _plain(compete(contenders, measure, args.trials, result["missing"]))
 
-    result["steps"] = {
-        rows: run(f"T({rows})", narrow, step_seconds(prompts, rows, repeat)) for rows in ROW_COUNTS
-    }
+    for key, context, row_counts in (
+        ("steps", CONTEXT, ROW_COUNTS),
+        ("kind_steps", KIND_CONTEXT, BAR_ROW_COUNTS),
+    ):
+        result[key] = {
+            rows: run(f"T({rows})", narrow, step_seconds(prompts, context, rows, repeat))
+            for rows in row_counts
+        }
     result["decode"] = run("classic decode", narrow, decode_seconds(prompts))
     result["prefill"] = run("prefill", field, prefill_seconds(prompts))
 
