@@ -254,7 +254,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--bars", action="store_true", help="print the bars; exit 1 on a miss")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON line there too")
     args = parser.parse_args()
-    args.trials = args.trials or (3 if args.quick else 7)
+    if args.trials is None:
+        args.trials = 3 if args.quick else 7
     if args.trials < 1:
         parser.error(f"--trials must be >= 1, got {args.trials}")
     return args

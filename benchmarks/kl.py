@@ -127,8 +127,8 @@ def _print(result: dict[str, Any]) -> None:
         print(f"KL(float32 || side) in nats, {result['tokens']} tokens, window {result['window']}")
     for name, row in result["sides"].items():
         print(
-            f"  {name:<24}mean {row['mean_kl']:.6f}, median {row['median_kl']:.6f}, "
-            f"max {row['max_kl']:.4f}, top-1 agreement {row['top1_agreement']:.4f}"
+            f"  {name:<24}mean {row['mean_kl']:.2e}, median {row['median_kl']:.2e}, "
+            f"max {row['max_kl']:.2e}, top-1 agreement {row['top1_agreement']:.4f}"
         )
     if "ratio" in result:
         print(f"  ours / llama.cpp: {result['ratio']:.3f} (below 1 is closer to float32)")

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def find_model(name: str) -> Path:
     """Return the file of a path or of a pulled model's name."""
     if Path(name).is_file():
         return Path(name)
+    sys.path.insert(0, str(HERE.parent / "src"))  # this checkout goes before an installed one
     from slipstream.models.loading import resolve_model
 
     return Path(resolve_model(name))

@@ -25,7 +25,7 @@ SAME_FILE = "llama.cpp, same file"
 Q4_0 = "llama.cpp, Q4_0"
 SCAN_TRIALS = 3
 FINALISTS = 2
-FAR_BEHIND = 1.5  # times the fastest of the first rounds: never the best, whatever the noise
+FAR_BEHIND = 2.0  # times the fastest of the first rounds: never the best, whatever the noise
 SETTLE_S = 0.02  # OpenMP threads spin for some milliseconds after their work
 
 
@@ -186,6 +186,8 @@ def _fastest(contenders: Sequence[Contender], measure: Measure) -> list[Contende
                 scans[contender.label].append(_settled(contender, measure))
 
     scan(2)
+    if len(contenders) <= FINALISTS:
+        return list(contenders)
     limit = FAR_BEHIND * min(map(best, contenders))
     contenders = [contender for contender in contenders if best(contender) <= limit]
     if len(contenders) > FINALISTS:
