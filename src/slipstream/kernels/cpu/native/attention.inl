@@ -16,18 +16,31 @@ struct Query {
   int live;        // positions of the split that the row sees, 1 to SPLIT
 };
 
-// Scores of NQ queries against one page: even and odd dimensions in two chains.
+// Queries lie this far apart while they are used: a constant, so that every broadcast is one
+// address plus a displacement, and no multiple of the cache's ways.
+constexpr int QUERY_STRIDE = MAX_HEAD_DIM + LANES;
+
+// Where the keys lie that this thread most likely reads next: memory answers a page's first line
+// later than a page takes, so they are asked for a whole split ahead.
+struct Ahead {
+  const uint16_t* k[SPLIT_PAGES];
+};
+
+// Scores of NQ queries against one page: even and odd dimensions in two chains. The page's values
+// are asked for meanwhile: pages jump in memory, which no hardware prefetcher foresees.
 template <int NQ>
-inline void score_page(const uint16_t* k, int d, const Query* queries, float* scores) {
+inline void score_page(const uint16_t* k, int d, const float* q, const uint16_t* v,
+                       float* scores) {
   S::F even[NQ], odd[NQ];
 #pragma GCC unroll 12
   for (int j = 0; j < NQ; ++j) even[j] = odd[j] = S::zero();
   for (int i = 0; i < d; i += 2) {
+    S::prefetch(v + i * LANES);
     const S::F k0 = S::load_half(k + i * LANES), k1 = S::load_half(k + (i + 1) * LANES);
 #pragma GCC unroll 12
     for (int j = 0; j < NQ; ++j) {
-      even[j] = S::fma(k0, S::set1(queries[j].q[i]), even[j]);
-      odd[j] = S::fma(k1, S::set1(queries[j].q[i + 1]), odd[j]);
+      even[j] = S::fma(k0, S::set1(q[j * QUERY_STRIDE + i]), even[j]);
+      odd[j] = S::fma(k1, S::set1(q[j * QUERY_STRIDE + i + 1]), odd[j]);
     }
   }
 #pragma GCC unroll 12
@@ -35,18 +48,18 @@ inline void score_page(const uint16_t* k, int d, const Query* queries, float* sc
 }
 
 // Turn scores into weights exp(s - m), in place; write m and l to the partial.
-inline void soften(const Query& query, float scale, float* scores) {
-  const S::F low = S::set1(-INFINITY), factor = S::set1(scale);
+inline void soften(const Query& query, float* scores) {
+  const S::F low = S::set1(-INFINITY);
   S::F best = low;
   for (int p = 0; p < query.live; p += LANES) {
     const int live = query.live - p < LANES ? query.live - p : LANES;
-    best = S::max(best, S::keep(S::mul(S::load(scores + p), factor), live, low));
+    best = S::max(best, S::keep(S::load(scores + p), live, low));
   }
   const float m = S::largest(best);
   S::F total = S::zero();
   for (int p = 0; p < query.live; p += LANES) {
     const int live = query.live - p < LANES ? query.live - p : LANES;
-    const S::F shifted = S::sub(S::mul(S::load(scores + p), factor), S::set1(m));
+    const S::F shifted = S::sub(S::load(scores + p), S::set1(m));
     const S::F weight = S::keep(exp_lanes(shifted), live, S::zero());
     S::store(scores + p, weight);
     total = S::add(total, weight);
@@ -55,49 +68,100 @@ inline void soften(const Query& query, float scale, float* scores) {
   query.partial[1] = S::sum(total);
 }
 
-// Add positions [p0, p1) of one page to sixteen output columns of NQ queries, in order.
-template <int NQ>
-inline void weigh(const uint16_t* v, int d, int p0, int p1, const float* weights, S::F (&sum)[NQ]) {
+// Add positions [p0, p1) of one page to C times sixteen output columns of NQ queries, in order, and
+// ask for keys that come next.
+template <int NQ, int C>
+inline void weigh(const uint16_t* v, int d, int p0, int p1, const float* weights,
+                  const uint16_t* ahead, S::F (&sum)[NQ][C]) {
   for (int p = p0; p < p1; ++p) {
-    const S::F value = S::load_half(v + size_t(p) * d);
+    S::prefetch(ahead + p * C * LANES);
+    S::F value[C];
+    for (int c = 0; c < C; ++c) value[c] = S::load_half(v + size_t(p) * d + c * LANES);
 #pragma GCC unroll 12
-    for (int j = 0; j < NQ; ++j) sum[j] = S::fma(S::set1(weights[j * SPLIT + p]), value, sum[j]);
+    for (int j = 0; j < NQ; ++j) {
+      const S::F weight = S::set1(weights[j * SPLIT + p]);
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) sum[j][c] = S::fma(weight, value[c], sum[j][c]);
+    }
   }
 }
 
+// Output columns [column, column + 16 C) of NQ queries over a split.
+template <int NQ, int C>
+inline void weigh_split(const KVView& kv, const int32_t* pages, const Ahead& ahead, size_t head,
+                        int column, const float* weights, const Query* queries, int shortest,
+                        int longest) {
+  const int d = kv.head_dim;
+  S::F sum[NQ][C];
+#pragma GCC unroll 12
+  for (int j = 0; j < NQ; ++j)
+    for (int c = 0; c < C; ++c) sum[j][c] = S::zero();
+  for (int p = 0; p * LANES < longest; ++p) {
+    const uint16_t* v = kv.v + size_t(pages[p]) * kv.page_stride + head + column;
+    const int first = p * LANES, common = shortest - first;
+    const int shared = common < 0 ? 0 : common < LANES ? common : LANES;
+    const uint16_t* next = ahead.k[p] + column * LANES;
+    weigh<NQ, C>(v, d, 0, shared, weights + first, next, sum);
+    if (shared == LANES) continue;
+    // Past the shortest row each goes on alone, so that no row touches what it may not see.
+#pragma GCC unroll 12
+    for (int j = 0; j < NQ; ++j) {
+      const int own = queries[j].live - first, end = own < LANES ? own : LANES;
+      S::F alone[1][C];
+      for (int c = 0; c < C; ++c) alone[0][c] = sum[j][c];
+      weigh<1, C>(v, d, shared, end, weights + j * SPLIT + first, next, alone);
+      for (int c = 0; c < C; ++c) sum[j][c] = alone[0][c];
+    }
+  }
+#pragma GCC unroll 12
+  for (int j = 0; j < NQ; ++j)
+    for (int c = 0; c < C; ++c)
+      S::store(queries[j].partial + LANES + column + c * LANES, sum[j][c]);
+}
+
 template <int NQ>
-NOINLINE void attend_queries(const KVView& kv, const int32_t* pages, int kv_head, const Query* queries) {
+NOINLINE void attend_queries(const KVView& kv, const int32_t* pages, int kv_head,
+                             const Ahead& ahead, const Query* queries) {
   const int d = kv.head_dim;
   const size_t head = size_t(kv_head) * d * LANES;
-  alignas(64) float scores[NQ * SPLIT];
+  const S::F scale = S::set1(1.0f / std::sqrt(float(d)));
+  alignas(64) float scores[NQ * SPLIT], q[NQ * QUERY_STRIDE];
   int longest = 0, shortest = SPLIT;
   for (int j = 0; j < NQ; ++j) {
     longest = queries[j].live > longest ? queries[j].live : longest;
     shortest = queries[j].live < shortest ? queries[j].live : shortest;
+    for (int i = 0; i < d; i += LANES)
+      S::store(q + j * QUERY_STRIDE + i, S::mul(S::load(queries[j].q + i), scale));
   }
-  for (int p = 0; p * LANES < longest; ++p)
-    score_page<NQ>(kv.k + size_t(pages[p]) * kv.page_stride() + head, d, queries,
-                   scores + p * LANES);
-  const float scale = 1.0f / std::sqrt(float(d));
-  for (int j = 0; j < NQ; ++j) soften(queries[j], scale, scores + j * SPLIT);
-  for (int c = 0; c < d; c += LANES) {
-    S::F sum[NQ];
-    for (int j = 0; j < NQ; ++j) sum[j] = S::zero();
-    for (int p = 0; p * LANES < longest; ++p) {
-      const uint16_t* v = kv.v + size_t(pages[p]) * kv.page_stride() + head + c;
-      const int first = p * LANES, common = shortest - first;
-      const int shared = common < 0 ? 0 : common < LANES ? common : LANES;
-      weigh<NQ>(v, d, 0, shared, scores + first, sum);
-      // Past the shortest row each goes on alone, so that no row touches what it may not see.
-      for (int j = 0; j < NQ; ++j) {
-        const int own = queries[j].live - first, end = own < LANES ? own : LANES;
-        S::F alone[1] = {sum[j]};
-        weigh<1>(v, d, shared, end, scores + j * SPLIT + first, alone);
-        sum[j] = alone[0];
-      }
-    }
-    for (int j = 0; j < NQ; ++j) S::store(queries[j].partial + LANES + c, sum[j]);
+  for (int p = 0; p * LANES < longest; ++p) {
+    const size_t page = size_t(pages[p]) * kv.page_stride + head;
+    score_page<NQ>(kv.k + page, d, q, kv.v + page, scores + p * LANES);
   }
+  for (int j = 0; j < NQ; ++j) soften(queries[j], scores + j * SPLIT);
+  // Few queries take two vectors of columns at once, to keep enough sums in flight.
+  constexpr int C = NQ <= 6 ? 2 : 1;
+  int column = 0;
+  for (; column + C * LANES <= d; column += C * LANES)
+    weigh_split<NQ, C>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
+  if (column < d)
+    weigh_split<NQ, 1>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
+}
+
+// The next split of the same head, else the first of the next head.
+inline Ahead look_ahead(const KVView& kv, const RowsView& rows, int row, int kv_head, int split) {
+  const int num_pages = rows.positions[row] / LANES + 1;
+  const int32_t* pages = rows.page_table + size_t(rows.sequences[row]) * rows.table_stride;
+  int first = (split + 1) * SPLIT_PAGES;
+  if (first >= num_pages) {
+    first = 0;
+    if (kv_head + 1 < kv.kv_heads) ++kv_head;
+  }
+  Ahead ahead;
+  for (int p = 0; p < SPLIT_PAGES; ++p) {
+    const int page = pages[first + p < num_pages ? first + p : first];
+    ahead.k[p] = kv.k + size_t(page) * kv.page_stride + size_t(kv_head) * kv.head_dim * LANES;
+  }
+  return ahead;
 }
 
 void attend(const KVView& kv, const RowsView& rows, int row0, int num, int kv_head, int split,
@@ -106,16 +170,17 @@ void attend(const KVView& kv, const RowsView& rows, int row0, int num, int kv_he
   const size_t width = size_t(kv.head_dim) + LANES;
   const int32_t* pages = rows.page_table + size_t(rows.sequences[row0]) * rows.table_stride +
                          split * SPLIT_PAGES;
+  const Ahead ahead = look_ahead(kv, rows, row0 + num - 1, kv_head, split);
   Query queries[S::max_queries];
   int count = 0;
   const auto flush = [&]() {
     int done = 0;
     if constexpr (S::max_queries == 12) {
-      for (; done + 12 <= count; done += 12) attend_queries<12>(kv, pages, kv_head, queries + done);
-      for (; done + 6 <= count; done += 6) attend_queries<6>(kv, pages, kv_head, queries + done);
+      for (; done + 12 <= count; done += 12) attend_queries<12>(kv, pages, kv_head, ahead, queries + done);
+      for (; done + 6 <= count; done += 6) attend_queries<6>(kv, pages, kv_head, ahead, queries + done);
     }
-    for (; done + 3 <= count; done += 3) attend_queries<3>(kv, pages, kv_head, queries + done);
-    for (; done < count; ++done) attend_queries<1>(kv, pages, kv_head, queries + done);
+    for (; done + 3 <= count; done += 3) attend_queries<3>(kv, pages, kv_head, ahead, queries + done);
+    for (; done < count; ++done) attend_queries<1>(kv, pages, kv_head, ahead, queries + done);
     count = 0;
   };
   for (int r = 0; r < num; ++r) {

@@ -52,17 +52,17 @@ struct Act {
 };
 static_assert(sizeof(Act) == 48, "activation blocks are packed");
 
-// Attention geometry and one layer's pages.
-// K page: [kv_head][head_dim][16 positions] fp16; V page: [kv_head][16 positions][head_dim] fp16.
+// Attention geometry and one layer's share of the pages, `page_stride` halves apart.
+// K of a page: [kv_head][head_dim][16 positions] fp16; V: [kv_head][16 positions][head_dim] fp16.
 struct KVView {
   uint16_t* k;
   uint16_t* v;
+  size_t page_stride;
   const float* cos;  // (max_len, head_dim / 2)
   const float* sin;
   int heads, kv_heads, head_dim;
   bool interleaved;
 
-  size_t page_stride() const { return size_t(kv_heads) * head_dim * LANES; }
   int group() const { return heads / kv_heads; }
 };
 

@@ -92,7 +92,7 @@ void rope_append(const KVView& kv, const RowsView& rows, int row, int unit0, int
   if (position < 0) return;
   const int d = kv.head_dim;
   const int32_t* table = rows.page_table + size_t(rows.sequences[row]) * rows.table_stride;
-  const size_t page = size_t(table[position / LANES]) * kv.page_stride();
+  const size_t page = size_t(table[position / LANES]) * kv.page_stride;
   const int slot = position % LANES;
   for (int unit = unit0; unit < unit1; ++unit) {
     if (unit < kv.heads) {

@@ -50,11 +50,11 @@ void run(Program& program, Ints token_ids, Ints positions, Ints sequences,
 
 nb::object read_page(const KV& kv, int layer, int page, bool values) {
   const KVView view = kv.view(layer);
-  const uint16_t* from = (values ? view.v : view.k) + size_t(page) * view.page_stride();
-  auto* copy = new uint16_t[view.page_stride()];
-  std::memcpy(copy, from, view.page_stride() * sizeof(uint16_t));
+  const uint16_t* from = (values ? view.v : view.k) + size_t(page) * view.page_stride;
+  auto* copy = new uint16_t[kv.plane()];
+  std::memcpy(copy, from, kv.plane() * sizeof(uint16_t));
   nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<uint16_t*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, uint16_t>(copy, {view.page_stride()}, owner));
+  return nb::cast(nb::ndarray<nb::numpy, uint16_t>(copy, {kv.plane()}, owner));
 }
 
 }  // namespace

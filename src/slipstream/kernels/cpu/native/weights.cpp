@@ -4,7 +4,7 @@
 
 namespace {
 constexpr size_t CHUNK = size_t(16) << 20;      // most that a model's last chunk can waste
-constexpr size_t READ_AHEAD = size_t(8) << 10;  // kernels prefetch past a matrix's end
+constexpr size_t READ_AHEAD = size_t(16) << 10;  // kernels prefetch past a matrix's end
 }  // namespace
 
 uint8_t* Arena::take(size_t bytes) {
@@ -75,22 +75,17 @@ KV::KV(int layers, int num_pages, int heads, int kv_heads, int head_dim, bool in
        const float* cos, const float* sin)
     : layers(layers), num_pages(num_pages), heads(heads), kv_heads(kv_heads), head_dim(head_dim),
       interleaved(interleaved), cos(cos), sin(sin),
-      pages(size_t(layers) * 2 * size_t(num_pages) * size_t(kv_heads) * size_t(head_dim) * LANES *
-            sizeof(uint16_t)) {}
+      pages(size_t(num_pages) * size_t(layers) * 2 * plane() * sizeof(uint16_t)) {
+  pages.prefer_large_pages();
+}
 
 KVView KV::view(int layer) const {
-  KVView view{nullptr, nullptr, cos, sin, heads, kv_heads, head_dim, interleaved};
-  const size_t plane = size_t(num_pages) * view.page_stride();
-  view.k = reinterpret_cast<uint16_t*>(pages.data()) + 2 * size_t(layer) * plane;
-  view.v = view.k + plane;
-  return view;
+  uint16_t* k = reinterpret_cast<uint16_t*>(pages.data()) + 2 * size_t(layer) * plane();
+  return {k,   k + plane(), 2 * size_t(layers) * plane(), cos, sin, heads, kv_heads,
+          head_dim, interleaved};
 }
 
 void KV::zero(int page) {
-  for (int layer = 0; layer < layers; ++layer) {
-    const KVView at = view(layer);
-    const size_t offset = size_t(page) * at.page_stride();
-    std::memset(at.k + offset, 0, at.page_stride() * sizeof(uint16_t));
-    std::memset(at.v + offset, 0, at.page_stride() * sizeof(uint16_t));
-  }
+  const size_t bytes = 2 * size_t(layers) * plane() * sizeof(uint16_t);
+  std::memset(pages.data() + size_t(page) * bytes, 0, bytes);
 }

@@ -38,10 +38,12 @@ struct Weight {
   void add(Matrix matrix, uint8_t* data);
 };
 
-// K and V pages of every layer.
+// K and V pages of every layer. A page holds all layers, K then V: a short context is one stretch
+// of memory, so that it costs what it uses, in few large pages of the system.
 struct KV {
   KV(int layers, int num_pages, int heads, int kv_heads, int head_dim, bool interleaved,
      const float* cos, const float* sin);
+  size_t plane() const { return size_t(kv_heads) * size_t(head_dim) * LANES; }  // halves of K or V
   KVView view(int layer) const;
   void zero(int page);
 
@@ -49,5 +51,5 @@ struct KV {
   bool interleaved;
   const float* cos;
   const float* sin;
-  Memory pages;  // [layer][k, v][page]
+  Memory pages;  // [page][layer][k, v]
 };
