@@ -49,22 +49,25 @@ inline void score_page(const uint16_t* k, int d, const float* q, const uint16_t*
 
 // Turn scores into weights exp(s - m), in place; write m and l to the partial.
 inline void soften(const Query& query, float* scores) {
+  const int full = query.live / LANES * LANES, rest = query.live - full;
   const S::F low = S::set1(-INFINITY);
-  S::F best = low;
-  for (int p = 0; p < query.live; p += LANES) {
-    const int live = query.live - p < LANES ? query.live - p : LANES;
-    best = S::max(best, S::keep(S::load(scores + p), live, low));
-  }
-  const float m = S::largest(best);
+  S::F best = rest ? S::keep(S::load(scores + full), rest, low) : low;
+  for (int p = 0; p < full; p += LANES) best = S::max(best, S::load(scores + p));
+  const float top = S::largest(best);
+  const S::F m = S::set1(top);
   S::F total = S::zero();
-  for (int p = 0; p < query.live; p += LANES) {
-    const int live = query.live - p < LANES ? query.live - p : LANES;
-    const S::F shifted = S::sub(S::load(scores + p), S::set1(m));
-    const S::F weight = S::keep(exp_lanes(shifted), live, S::zero());
+  for (int p = 0; p < full; p += LANES) {
+    const S::F weight = exp_lanes(S::sub(S::load(scores + p), m));
     S::store(scores + p, weight);
     total = S::add(total, weight);
   }
-  query.partial[0] = m;
+  if (rest) {
+    const S::F weight =
+        S::keep(exp_lanes(S::sub(S::load(scores + full), m)), rest, S::zero());
+    S::store(scores + full, weight);
+    total = S::add(total, weight);
+  }
+  query.partial[0] = top;
   query.partial[1] = S::sum(total);
 }
 

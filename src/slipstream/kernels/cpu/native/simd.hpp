@@ -127,6 +127,12 @@ struct Simd {
   static void store_int8(int8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
   }
+  // Eight floats, each twice in a row; and lanes 2 i and 2 i + 1 exchanged.
+  static F spread(const float* p) {
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+  }
+  static F swap_pairs(F x) { return _mm512_permute_ps(x, 0xb1); }
   static float sum(F x) { return _mm512_reduce_add_ps(x); }  // one fixed tree
   static float largest(F x) { return _mm512_reduce_max_ps(x); }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
@@ -177,6 +183,8 @@ struct Simd {
   static F fma(const F& a, const F& b, const F& c) {
     return map([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
   }
+  static F spread(const float* p) { return map([p](int i) { return p[i / 2]; }); }
+  static F swap_pairs(const F& x) { return map([&](int i) { return x.v[i ^ 1]; }); }
   static F rint(const F& a) {
     // Adding 1.5 * 2**23 leaves no fraction bits; valid for |a| < 2**22, all that callers need.
     return map([&](int i) {
