@@ -16,7 +16,7 @@ from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
 from slipstream.engine.engine import Engine
 from slipstream.engine.pages import pages_for
-from slipstream.engine.target import Target
+from slipstream.engine.target import Target, auto_kv_tokens
 from slipstream.kernels.ops import PAGE_SIZE, Backend, Rows, StepResult
 from tests.tiny import ARCH
 
@@ -172,7 +172,9 @@ def fake_engine(
     **settings: Any,
 ) -> Engine:
     """Return an engine around the fake model."""
-    kv = FakeKV(pages_for(max_model_len))
+    config = EngineConfig(**settings)
+    kv_tokens = config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs)
+    kv = FakeKV(pages_for(kv_tokens))
     target = Target(
         arch=ARCH,
         backend=cast("Backend", None),
@@ -184,7 +186,7 @@ def fake_engine(
         target,
         FakeTokenizer(stop_ids),
         template=template,
-        config=EngineConfig(**settings),
+        config=config,
         make_drafter=drafter,
         clock=clock,
     )

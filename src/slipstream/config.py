@@ -41,7 +41,19 @@ class EngineConfig:
         0, "threads of the cpu back end; 0 takes the cores this process may use"
     )
     max_model_len: int = _setting(0, "longest context in tokens; 0 takes the model's own")
-    prefill_chunk: int = _setting(256, "prompt tokens of one forward", low=1)
+    max_num_seqs: int = _setting(8, "sequences that run at once", low=1)
+    max_batch_rows: int = _setting(
+        0, "rows of one forward; 0 takes a prefill chunk and the widest round of every sequence"
+    )
+    kv_tokens: int = _setting(
+        0, "tokens that the KV cache holds; 0 takes one full context, or 4096 a sequence if more"
+    )
+    prefix_cache: str = _setting(
+        "on", "keep the KV of finished text for prompts that begin with it", choices=("on", "off")
+    )
+    prefill_chunk: int = _setting(
+        256, "prompt tokens of one forward, of all sequences together", low=1
+    )
     verify_pad: str = _setting("auto", "pad verify rows: auto, off or a multiple, e.g. 8")
     verify_kernel: str = _setting(
         "auto",

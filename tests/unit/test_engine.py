@@ -11,7 +11,6 @@ from slipstream.drafters.base import Drafter
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.engine import Engine
 from slipstream.engine.round import Round, pack
-from slipstream.engine.scheduler import Scheduler
 from slipstream.types import Reply, SamplingParams
 from tests.fake_model import (
     Scripted,
@@ -289,7 +288,6 @@ def test_requests_that_share_a_forward_equal_their_serial_runs() -> None:
     prompts = [PROMPT, [9] * 20, [3, 1, 4]]
     for drafter in ("ngram", "uneven", "right"):
         engine = fake_engine(drafter=DRAFTERS[drafter], prefill_chunk=8, verify_pad="8")
-        engine._scheduler = Scheduler(prefill_chunk=8, max_running=3)
         replies = engine.generate(prompts, SamplingParams(max_tokens=25, k=5))
         for prompt, reply in zip(prompts, replies, strict=True):
             assert reply.token_ids == continuation(prompt, 25)

@@ -122,22 +122,20 @@ def test_cancel_at_any_point_frees_pages_and_returns_what_there_is(num_steps: in
     emitted: list[int] = []
     for _ in range(num_steps):
         emitted += [i for output in engine.step() for i in output.chunk.token_ids]
-    reply = engine.cancel(request_id)
-    assert reply is not None
+    (reply,) = engine.cancel(request_id)
     assert reply.finish_reason == "cancelled"
     assert reply.token_ids == emitted == TEXT[: len(emitted)]
     assert reply.text == "".join(f"<{i}>" for i in emitted)
-    assert engine.cancel(request_id) is None
+    assert engine.cancel(request_id) == []
     assert_serves(engine)
 
 
 def test_cancelling_a_waiting_request_leaves_the_running_one_alone() -> None:
-    engine = fake_engine()
+    engine = fake_engine(max_num_seqs=1)
     running = engine.stream(PROMPT, SamplingParams(max_tokens=10))
     first = next(running)
     waiting = engine.submit([1, 2, 3])
-    reply = engine.cancel(waiting)
-    assert reply is not None
+    (reply,) = engine.cancel(waiting)
     assert (reply.token_ids, reply.timing.prefill_s) == ([], 0.0)
     assert first.token_ids + [i for c in running for i in c.token_ids] == TEXT[:10]
 
@@ -198,9 +196,16 @@ class Flaky:
             raise self.error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("forward", RuntimeError("lost")),
+        ("forward", KeyboardInterrupt()),
+        ("propose", KeyboardInterrupt()),
+        ("peek", KeyboardInterrupt()),
+    ],
+)
 @pytest.mark.parametrize("call", [1, 2, 4, 5, 7])
-@pytest.mark.parametrize("where", ["forward", "propose", "peek"])
 def test_an_exception_inside_a_step_neither_leaks_pages_nor_wedges_the_engine(
     where: str, call: int, error: BaseException
 ) -> None:
@@ -226,9 +231,56 @@ def test_an_exception_inside_a_step_neither_leaks_pages_nor_wedges_the_engine(
     assert_serves(engine)
 
 
+@pytest.mark.parametrize("call", [1, 2, 3, 5])
+@pytest.mark.parametrize("where", ["propose", "peek"])
+def test_a_drafter_that_fails_is_dropped_for_its_request_alone(
+    where: str, call: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    flaky = Flaky(RuntimeError("lost"))
+    engine = fake_engine(
+        drafter=lambda: Scripted(SCRIPT, free=where == "peek", on_propose=flaky), prefill_chunk=16
+    )
+    flaky.calls_left = call
+    replies = engine.generate([PROMPT, PROMPT], SamplingParams(max_tokens=40, k=3))
+    assert [reply.token_ids for reply in replies] == [TEXT[:40]] * 2
+    failed = ["RuntimeError: lost" in reply.speculation.reason for reply in replies]
+    assert sorted(failed) == [False, True]
+    report = replies[failed.index(True)].speculation
+    assert (report.drafter, report.classic_rounds > 0) == ("scripted", True)
+    assert replies[failed.index(False)].speculation.rounds == 10
+    assert len(caplog.messages) == 1
+    assert_serves(engine)
+
+
+@pytest.mark.parametrize("where", ["make", "observe", "release", "nonsense"])
+def test_whatever_a_drafter_does_wrong_the_reply_is_the_target_s(where: str) -> None:
+    class Broken(Scripted):
+        def __init__(self) -> None:
+            super().__init__(SCRIPT)
+            if where == "make":
+                raise OSError("no such file")
+
+        def propose(self, token_ids: Any, k: int) -> Any:
+            return "nonsense" if where == "nonsense" else super().propose(token_ids, k)
+
+        def observe(self, proposed: Any, accepted: int) -> None:
+            if where == "observe":
+                raise ValueError("no")
+
+        def release(self) -> None:
+            if where == "release":
+                raise ValueError("no")
+
+    engine = fake_engine(drafter=Broken)
+    (reply,) = engine.generate([PROMPT], SamplingParams(max_tokens=40, k=3))
+    assert reply.token_ids == TEXT[:40]
+    assert ("failed" in reply.speculation.reason) == (where != "release")
+    assert_serves(engine)
+
+
 def test_requests_behind_a_failed_one_are_served() -> None:
     flaky = Flaky(RuntimeError("lost"))
-    engine = fake_engine(after_forward=flaky)
+    engine = fake_engine(after_forward=flaky, max_num_seqs=1)
     engine.submit([1, 2, 3])
     behind = engine.submit(PROMPT, SamplingParams(max_tokens=3))
     flaky.calls_left = 2

@@ -1,12 +1,14 @@
 """The engine: takes requests, runs one forward a step, hands out what each step adds.
 
 A step is one round for every running request: draft, verify, accept, commit (or a chunk of prefill
-while a prompt is read). The target picks every emitted token itself, so drafting changes when a
-token comes and never which. Not thread-safe: call it from one thread.
+while a prompt is read). The target picks every emitted token itself, so drafting, batch-mates and
+cached prefixes change when a token comes and never which. Not thread-safe: call it from one thread,
+or through `engine.threaded`.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,15 +16,20 @@ from contextlib import contextmanager
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
-from slipstream.engine import phases
+from slipstream.engine import drafting, phases
+from slipstream.engine.budget import RowBudget
+from slipstream.engine.check import Limits, Tokenizer, check_request
 from slipstream.engine.pages import PagePool
+from slipstream.engine.prefix import PrefixCache
 from slipstream.engine.prompt import Prompt, Template, prompt_ids
-from slipstream.engine.request import Limits, Request, Tokenizer, make_request
+from slipstream.engine.reply import make_reply
+from slipstream.engine.request import Request
 from slipstream.engine.round import Round, padding_multiple
 from slipstream.engine.scheduler import Scheduler
+from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
 from slipstream.errors import RequestError, SlipstreamError
-from slipstream.types import Chunk, Output, Reply, SamplingParams, Usage
+from slipstream.types import Chunk, Output, Reply, SamplingParams
 
 Stream = Generator[Chunk, None, None]
 
@@ -34,7 +41,7 @@ class Engine:
         target: the compiled model.
         tokenizer: encodes text prompts, detokenizes replies, names the model's stop ids.
         template: renders conversations.
-        config: settings; `k`, `prefill_chunk` and `verify_pad` are read here.
+        config: settings of batch, prefix cache, k and padding are read here.
         make_drafter: returns a fresh drafter for each request; None never drafts.
         load_s: seconds that loading took, echoed in every reply.
         clock: seconds from any origin.
@@ -56,18 +63,22 @@ class Engine:
         self._template = template
         self.config = config
         self.load_s = load_s
-        self.pages = PagePool(target.kv)
-        self._scheduler = Scheduler(prefill_chunk=config.prefill_chunk)
+        cache = PrefixCache() if config.prefix_cache == "on" else None
+        self.pages = PagePool(target.kv, cache=cache)
+        self._budget = RowBudget.of(config, target.arch.vocab_size)
+        self._scheduler = Scheduler(self._budget, self.pages)
         self._limits = Limits(
             vocab_size=target.arch.vocab_size,
             max_model_len=target.max_model_len,
+            num_pages=target.kv.num_pages,
             k=config.k,
             model_stop_ids=frozenset(tokenizer.stop_ids),
         )
         self._make_drafter = make_drafter
         self._pad_to = padding_multiple(config.verify_pad)
         self._clock = clock
-        self._num_submitted = 0
+        self._ids = itertools.count(1)
+        self.stats = EngineStats()
         # Chunks of requests that `generate` and `stream` follow, by request id.
         self._inboxes: dict[int, deque[Chunk]] = {}
 
@@ -78,11 +89,11 @@ class Engine:
 
     @property
     def num_requests(self) -> int:
-        """Requests that run or wait."""
+        """Choices that run or wait."""
         return len(self._scheduler)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
-        """Queue a request and return its id.
+        """Queue a request and return its id, which all its choices share.
 
         Args:
             prompt: text that is encoded as it stands, token ids, or messages for the model's chat
@@ -91,51 +102,74 @@ class Engine:
         Raises:
             RequestError: the request is wrong; nothing of it was queued.
         """
-        request = self._checked(prompt, params)
-        self._scheduler.add(request)
-        return request.id
+        choices = self.check(prompt, params)
+        self.queue(choices)
+        return choices[0].id
+
+    def check(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Request]:
+        """Return the choices of a checked request, to be queued. Any thread may call this.
+
+        Raises:
+            RequestError: the request is wrong.
+        """
+        return check_request(
+            next(self._ids),
+            prompt_ids(prompt, self.tokenizer, self._template),
+            params or SamplingParams(),
+            limits=self._limits,
+            tokenizer=self.tokenizer,
+            make_drafter=self._make_drafter,
+        )
+
+    def queue(self, choices: Sequence[Request]) -> None:
+        """Queue what `check` returned."""
+        for choice in choices:
+            self._scheduler.add(choice)
 
     def step(self) -> list[Output]:
         """Run one forward and return what it adds to each request; [] when nothing is queued.
 
         If it raises, the requests that took part are dropped, their pages freed, and the engine
-        goes on with the next.
+        goes on with the next. A drafter that raises is dropped alone.
         """
         batch = self._schedule()
         if not batch:
             return []
         with self._dropped_on_error(batch):
-            phases.peek(batch, self._clock)
-            phases.choose(batch)
+            phases.peek(batch, self._clock, vocab_size=self._limits.vocab_size)
+            phases.choose(batch, self._budget)
             phases.propose(batch, self._clock, vocab_size=self._limits.vocab_size)
             phases.verify(batch, self.target, self.pages, self._clock, pad_to=self._pad_to)
             phases.accept(batch)
-            phases.commit(batch)
-            phases.observe(batch, self._clock())
+            phases.read(batch)
+            phases.commit(batch, self.pages)
+            phases.observe(batch, self.stats, self._clock())
             return self._outputs(batch)
 
-    def cancel(self, request_id: int) -> Reply | None:
+    def cancel(self, request_id: int) -> list[Reply]:
         """End a request now and free its pages.
 
         Returns:
-            The reply as far as it came, or None if no such request runs or waits.
+            The replies of its unfinished choices, as far as they came; none if it does not run.
         """
-        request = self._scheduler.remove(request_id)
-        if request is None:
-            return None
-        self._release([request])
-        request.finish_reason = "cancelled"
-        text = request.append_text([])
-        reply = self._reply(request)
-        self._deliver(request_id, Chunk(text=text, token_ids=[], accepted=0, reply=reply))
-        return reply
+        choices = self._scheduler.remove(request_id)
+        self._release(choices)
+        self.stats.cancelled += len(choices)
+        replies = []
+        for request in choices:
+            request.finish_reason = "cancelled"
+            text = request.text.finish()
+            replies.append(make_reply(request, load_s=self.load_s))
+            chunk = Chunk(text=text, token_ids=[], accepted=0, reply=replies[-1])
+            self._deliver(request_id, chunk)
+        return replies
 
     def generate(
         self,
         prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Reply]:
-        """Return one reply per prompt, in order.
+        """Return the replies to prompts, in order; they share forwards.
 
         Args:
             prompts: a list of prompts as `submit` takes them; a single text is one prompt.
@@ -144,21 +178,17 @@ class Engine:
         Raises:
             RequestError: a request is wrong; none was run.
         """
-        texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(texts)
-        if len(each) != len(texts):
-            raise RequestError(f"{len(texts)} prompts need as many params, got {len(each)}")
-        requests = [self._checked(text, p) for text, p in zip(texts, each, strict=True)]
+        requests = [self.check(prompt, p) for prompt, p in each_with_params(prompts, params)]
         try:
-            for request in requests:
-                self._follow(request)
-            return [c.reply for r in requests for c in self._chunks(r) if c.reply]
+            for choices in requests:
+                self._follow(choices)
+            return [c.reply for choices in requests for c in self._chunks(choices) if c.reply]
         finally:
-            for request in requests:
-                self._unfollow(request)
+            for choices in requests:
+                self._unfollow(choices[0].id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
-        """Return an iterator over what each round adds; its last chunk carries the reply.
+        """Return an iterator over what each round adds; a choice's last chunk carries its reply.
 
         The request is checked now and queued when the first chunk is asked for. Closing the
         iterator cancels it.
@@ -166,49 +196,37 @@ class Engine:
         Raises:
             RequestError: the request is wrong.
         """
-        return self._stream(self._checked(prompt, params))
+        return self._stream(self.check(prompt, params))
 
-    def _stream(self, request: Request) -> Stream:
+    def _stream(self, choices: list[Request]) -> Stream:
         try:
-            self._follow(request)
-            yield from self._chunks(request)
+            self._follow(choices)
+            yield from self._chunks(choices)
         finally:
-            self._unfollow(request)
+            self._unfollow(choices[0].id)
 
-    def _checked(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        """Return a checked request that is not queued yet."""
-        self._num_submitted += 1
-        return make_request(
-            self._num_submitted,
-            prompt_ids(prompt, self.tokenizer, self._template),
-            params or SamplingParams(),
-            limits=self._limits,
-            tokenizer=self.tokenizer,
-            make_drafter=self._make_drafter,
-        )
-
-    def _follow(self, request: Request) -> None:
+    def _follow(self, choices: list[Request]) -> None:
         """Queue a request and keep its chunks for `_chunks`."""
-        self._inboxes[request.id] = deque()
-        self._scheduler.add(request)
+        self._inboxes[choices[0].id] = deque()
+        self.queue(choices)
 
-    def _unfollow(self, request: Request) -> None:
+    def _unfollow(self, request_id: int) -> None:
         """Drop a followed request with all that is left of it."""
-        self._inboxes.pop(request.id, None)
-        self.cancel(request.id)
+        self._inboxes.pop(request_id, None)
+        self.cancel(request_id)
 
-    def _chunks(self, request: Request) -> Iterator[Chunk]:
+    def _chunks(self, choices: list[Request]) -> Iterator[Chunk]:
         """Yield a followed request's chunks, stepping whenever none is there."""
-        inbox = self._inboxes[request.id]
-        reply = None
-        while reply is None:
+        request_id, num_left = choices[0].id, len(choices)
+        inbox = self._inboxes[request_id]
+        while num_left:
             while not inbox:
-                if request.id not in self._scheduler:
+                if request_id not in self._scheduler:
                     raise SlipstreamError("the request was dropped when a step of it failed")
                 for output in self.step():
                     self._deliver(output.request_id, output.chunk)
             chunk = inbox.popleft()
-            reply = chunk.reply
+            num_left -= chunk.reply is not None
             yield chunk
 
     def _deliver(self, request_id: int, chunk: Chunk) -> None:
@@ -228,14 +246,14 @@ class Engine:
         for part in batch:
             if not part.emitted:
                 continue
-            request = part.request
-            text, reply = request.append_text(part.emitted), None
+            request, reply = part.request, None
             if request.finish_reason is not None:
-                self._scheduler.remove(request.id)
+                self._scheduler.finish(request)
                 self._release([request])
-                reply = self._reply(request)
+                self.stats.finished += 1
+                reply = make_reply(request, load_s=self.load_s)
             chunk = Chunk(
-                text=text,
+                text=part.text,
                 token_ids=part.emitted,
                 accepted=min(part.accepted, len(part.emitted)),
                 reply=reply,
@@ -249,10 +267,10 @@ class Engine:
         try:
             yield
         except BaseException:
-            requests = [part.request for part in batch]
-            for request in requests:
-                self._scheduler.remove(request.id)
-            self._release(requests)
+            for request_id in {part.request.id for part in batch}:
+                choices = self._scheduler.remove(request_id)
+                self._release(choices)
+                self.stats.dropped += len(choices)
             raise
 
     def _release(self, requests: Sequence[Request]) -> None:
@@ -260,25 +278,19 @@ class Engine:
         for request in requests:
             request.sequence.release(self.pages)
         for request in requests:
-            if request.drafter is not None:
-                request.drafter.release()
+            drafting.let_go(request)
 
-    def _reply(self, request: Request) -> Reply:
-        """Return a finished request's reply."""
-        assert request.finish_reason is not None
-        sequence, stats = request.sequence, request.stats
-        return Reply(
-            text="".join(request.text),
-            token_ids=sequence.output_ids,
-            finish_reason=request.finish_reason,
-            seed=request.seed,
-            usage=Usage(
-                prompt_tokens=sequence.prompt_len, completion_tokens=sequence.num_generated
-            ),
-            timing=stats.timing(load_s=self.load_s, completion_tokens=sequence.num_generated),
-            speculation=stats.report(
-                policy=request.policy,
-                requested_k=request.requested_k,
-                drafter=request.drafter_name,
-            ),
-        )
+
+def each_with_params(
+    prompts: str | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams | None]]:
+    """Pair prompts with their params, one for all or one each.
+
+    Raises:
+        RequestError: there are not as many params as prompts.
+    """
+    texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+    each = list(params) if isinstance(params, Sequence) else [params] * len(texts)
+    if len(each) != len(texts):
+        raise RequestError(f"{len(texts)} prompts need as many params, got {len(each)}")
+    return list(zip(texts, each, strict=True))

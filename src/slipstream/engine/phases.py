@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from slipstream.engine import drafting
 from slipstream.engine.accept import accept_drafts, cut
+from slipstream.engine.budget import RowBudget, share_out
 from slipstream.engine.pages import PagePool
 from slipstream.engine.round import Round, pack
+from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
 from slipstream.policy.base import RoundOutcome
 
 Clock = Callable[[], float]
 
 
-def peek(batch: Sequence[Round], clock: Clock) -> None:
+def peek(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
     """Ask drafters that cost nothing, before the policy decides."""
     for part in batch:
         drafter = part.request.drafter
         if drafter is not None and drafter.free and part.ceiling > 0:
-            began = clock()
-            part.proposed = drafter.propose(part.request.sequence.token_ids, part.ceiling)
-            part.draft_s += clock() - began
+            part.proposed, part.draft_s = drafting.ask(
+                part.request, part.ceiling, clock, vocab_size=vocab_size
+            )
 
 
-def choose(batch: Sequence[Round]) -> None:
-    """Let each request's policy size its round."""
-    for part in batch:
-        if not part.is_prefill:
-            part.k = part.request.policy.choose(part.view()).k
+def choose(batch: Sequence[Round], budget: RowBudget) -> None:
+    """Let each request's policy size its round, and cut the widest where rows are short."""
+    decoding = [part for part in batch if not part.is_prefill]
+    for part in decoding:
+        part.k = part.request.policy.choose(part.view()).k
+    num_prefill_rows = sum(part.num_rows for part in batch if part.is_prefill)
+    rows = budget.draft_rows(num_prefill_rows, len(batch), len(decoding))
+    widths = share_out([part.num_wanted for part in decoding], rows)
+    for part, width in zip(decoding, widths, strict=True):
+        part.k = width
 
 
 def propose(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
@@ -37,10 +45,10 @@ def propose(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
         if drafter is None or part.k == 0:
             continue
         if not drafter.free:
-            began = clock()
-            part.proposed = drafter.propose(part.request.sequence.token_ids, part.k)
-            part.draft_s += clock() - began
-        part.drafts = _known(part.proposed[: part.k], vocab_size)
+            part.proposed, part.draft_s = drafting.ask(
+                part.request, part.k, clock, vocab_size=vocab_size
+            )
+        part.drafts = part.proposed[: part.k]
 
 
 def verify(
@@ -50,11 +58,13 @@ def verify(
     began = clock()
     for part in batch:
         part.request.sequence.reserve(part.num_rows, pages)
-    choices = iter(target.step(pack(batch, pad_to=pad_to)).argmax.tolist())
+    choices = target.step(pack(batch, pad_to=pad_to)).argmax.tolist()
     verify_s = clock() - began
+    first = 0
     for part in batch:
         part.request.sequence.extend_kv(part.num_rows)
-        part.target_ids = [next(choices) for _ in range(part.num_logits)]
+        part.target_ids = choices[first : first + part.num_logits]
+        first += part.num_logits
         part.verify_s = verify_s
 
 
@@ -67,20 +77,37 @@ def accept(batch: Sequence[Round]) -> None:
             part.emitted, request.finish_reason = cut(emitted, request.stop_ids, request.remaining)
 
 
-def commit(batch: Sequence[Round]) -> None:
-    """Make the emitted tokens the sequence's own, rolling KV back behind rejected drafts."""
+def read(batch: Sequence[Round]) -> None:
+    """Turn emitted ids into text, and cut at a stop string."""
     for part in batch:
+        if part.emitted:
+            _read(part)
+
+
+def commit(batch: Sequence[Round], pages: PagePool) -> None:
+    """Make the emitted tokens the sequence's own, rolling KV back behind rejected drafts.
+
+    What is full and final then is open to other sequences.
+    """
+    for part in batch:
+        sequence = part.request.sequence
         if part.is_last:
-            part.request.sequence.commit(part.emitted)
+            sequence.commit(part.emitted)
+        sequence.publish(pages)
 
 
-def observe(batch: Sequence[Round], now: float) -> None:
-    """Tell statistics, policy and drafter what the round did."""
+def observe(batch: Sequence[Round], stats: EngineStats, now: float) -> None:
+    """Tell statistics, policy and drafter what the round did; its time is the step's."""
+    stats.steps += 1
     for part in batch:
         request = part.request
+        stats.rows += part.num_rows
+        stats.completion_tokens += len(part.emitted)
         if part.is_prefill:
             if part.is_last:
                 request.stats.first_token(now)
+                stats.prompt_tokens += request.sequence.prompt_len
+                stats.cached_tokens += request.sequence.num_cached
             continue
         outcome = RoundOutcome(
             k=len(part.drafts),
@@ -92,13 +119,16 @@ def observe(batch: Sequence[Round], now: float) -> None:
         )
         request.stats.observe(outcome, now)
         request.policy.observe(outcome)
-        if request.drafter is not None and part.drafts:
-            request.drafter.observe(part.drafts, part.accepted)
+        drafting.tell(request, part.drafts, part.accepted)
 
 
-def _known(proposed: list[int], vocab_size: int) -> list[int]:
-    """Cut a proposal before the first id that the target does not have."""
-    for i, token_id in enumerate(proposed):
-        if not 0 <= token_id < vocab_size:
-            return proposed[:i]
-    return proposed
+def _read(part: Round) -> None:
+    request = part.request
+    text = request.text
+    # A stop id is not text.
+    spelled = part.emitted[:-1] if request.finish_reason == "stop" else part.emitted
+    part.text, num_used = text.push(spelled)
+    if num_used is not None:
+        part.emitted, request.finish_reason = part.emitted[:num_used], "stop"
+    elif request.finish_reason is not None:
+        part.text += text.finish()

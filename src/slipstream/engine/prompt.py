@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from slipstream.engine.request import Tokenizer
+from slipstream.engine.check import Tokenizer
 from slipstream.errors import RequestError
 
 Message = Mapping[str, Any]

@@ -32,6 +32,7 @@ class Round:
         target_ids: the target's choices after the last input and after each draft.
         accepted: length of the accepted prefix of `drafts`.
         emitted: the tokens that the request gains.
+        text: the text that becomes final with them.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class Round:
     target_ids: list[int] = field(default_factory=list)
     accepted: int = 0
     emitted: list[int] = field(default_factory=list)
+    text: str = ""
     draft_s: float = 0.0
     verify_s: float = 0.0
 
@@ -76,6 +78,12 @@ class Round:
         if self.is_prefill or drafter is None:
             return 0
         return min(self.request.k_ceiling, drafter.max_k, self.request.remaining - 1)
+
+    @property
+    def num_wanted(self) -> int:
+        """Drafts that the round would have; of a free drafter it is known already."""
+        drafter = self.request.drafter
+        return min(self.k, len(self.proposed)) if drafter is not None and drafter.free else self.k
 
     def view(self) -> RoundView:
         """Return what the policy may know."""

@@ -1,4 +1,4 @@
-"""What one reply cost: counters are stored, ratios derived when a report is asked for.
+"""What a reply, and an engine, cost: counters are stored, ratios derived when asked for.
 
 Time is contiguous: a round runs from the end of the one before to its own end, so whatever the host
 does in between is in some round, and the rounds of a reply add up to its decode time.
@@ -78,7 +78,9 @@ class ReplyStats:
             decode_tokens_per_s=(completion_tokens - 1) / decode_s if decode_s > 0 else 0.0,
         )
 
-    def report(self, *, policy: Policy, requested_k: KSetting, drafter: str) -> SpeculationReport:
+    def report(
+        self, *, policy: Policy, reason: str, requested_k: KSetting, drafter: str
+    ) -> SpeculationReport:
         """Return the reply's speculation block; means are None where there was no round."""
         rounds = self.rounds
         overhead_s = self.round_s - self.verify_s - self.draft_s
@@ -87,7 +89,7 @@ class ReplyStats:
             mode=policy.mode,
             drafter=drafter,
             verdict=policy.verdict,
-            reason=policy.reason,
+            reason=reason,
             requested_k=requested_k,
             mean_drafted=_mean(self.drafted, rounds),
             rounds=rounds,
@@ -103,6 +105,30 @@ class ReplyStats:
             predicted_speedup=None,
             sources={} if drafter == "none" else {drafter: counts},
         )
+
+
+@dataclass(kw_only=True)
+class EngineStats:
+    """Counters of an engine since it was made.
+
+    Attributes:
+        steps: forwards.
+        rows: rows of all forwards, padding excluded.
+        prompt_tokens: of prompts that were read to their end.
+        cached_tokens: how many of them the prefix cache had.
+        completion_tokens: tokens emitted.
+        finished, cancelled: choices that ended by themselves or were ended.
+        dropped: choices that ended with a step that failed.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    dropped: int = 0
 
 
 def _mean(total: float, count: int) -> float | None:

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.config import EngineConfig
+from slipstream.engine.budget import RowBudget
 from slipstream.engine.pages import pages_for
 from slipstream.engine.round import padding_multiple
-from slipstream.errors import ConfigError
+from slipstream.errors import CapacityError, ConfigError
 from slipstream.kernels.ops import Backend, KVCache, Step
 from slipstream.models.arch import Arch
 from slipstream.models.decoder import DecoderWeights, forward
-from slipstream.types import MAX_K
+
+# Tokens of a conversation that most requests stay within.
+ORDINARY_LEN = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +39,41 @@ def build_target(
     load_weights: Callable[[Backend], DecoderWeights],
     config: EngineConfig,
 ) -> Target:
-    """Load weights onto a back end, take pages for one full context, compile the forward.
+    """Load weights onto a back end, take KV pages, compile the forward.
 
     Raises:
-        ConfigError: max_model_len is beyond what the model was trained for.
+        ConfigError: max_model_len is beyond what the model was trained for, or max_batch_rows too
+            small for max_num_seqs.
+        CapacityError: the pages do not fit the memory that the system grants.
     """
     max_model_len = config.max_model_len or arch.context_len
     if max_model_len > arch.context_len:
         raise ConfigError(
             f"max_model_len must be in [1, {arch.context_len}] for this model, got {max_model_len}"
         )
+    budget = RowBudget.of(config, arch.vocab_size)
     weights = load_weights(backend)
-    kv = backend.kv_cache(arch, pages_for(max_model_len), max_model_len)
+    kv_tokens = config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs)
+    try:
+        kv = backend.kv_cache(arch, pages_for(kv_tokens), max_model_len)
+    except MemoryError as error:
+        raise CapacityError(
+            f"the system grants no memory for the KV of {kv_tokens} tokens",
+            hint="lower kv_tokens, or max_num_seqs and max_model_len, which it comes from",
+        ) from error
     pad_to = padding_multiple(config.verify_pad)
-    verify_rows = -(-(MAX_K + 1) // pad_to) * pad_to
     step = backend.compile(
         lambda ops: forward(ops, arch, weights, kv),
-        max_rows=max(config.prefill_chunk, verify_rows),
-        max_logits=MAX_K + 1,
+        max_rows=-(-budget.rows // pad_to) * pad_to,
+        max_logits=budget.logits,
     )
     return Target(arch=arch, backend=backend, kv=kv, step=step, max_model_len=max_model_len)
+
+
+def auto_kv_tokens(max_model_len: int, max_num_seqs: int) -> int:
+    """Return the KV tokens to reserve where none are asked for.
+
+    Pages take memory only once they are written, so this is generous: a context of ordinary length
+    for every sequence, and one full context at least.
+    """
+    return max(max_model_len, max_num_seqs * min(max_model_len, ORDINARY_LEN))

@@ -1,0 +1,67 @@
+"""Asking drafters, at arm's length: what one raises, or makes up, concerns its own request only.
+
+A drafter that fails is dropped for that request; the reply goes on without drafts and its report
+says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from slipstream.engine.request import Request
+
+Clock = Callable[[], float]
+
+_log = logging.getLogger(__name__)
+
+
+def ask(request: Request, k: int, clock: Clock, *, vocab_size: int) -> tuple[list[int], float]:
+    """Return at most k proposed tokens, cut before the first unknown id, and the seconds taken."""
+    began = clock()
+    proposed: list[int] = []
+    with dropped_on_error(request):
+        if request.drafter is not None and k > 0:
+            offered = request.drafter.propose(request.sequence.token_ids, k)
+            proposed = _known(offered, k, vocab_size)
+    return proposed, clock() - began
+
+
+def tell(request: Request, drafts: list[int], accepted: int) -> None:
+    """Tell the drafter how much of its proposal was accepted."""
+    with dropped_on_error(request):
+        if request.drafter is not None and drafts:
+            request.drafter.observe(drafts, accepted)
+
+
+def let_go(request: Request) -> None:
+    """Let the drafter forget the sequence."""
+    drafter, request.drafter = request.drafter, None
+    if drafter is None:
+        return
+    try:
+        drafter.release()
+    except Exception as error:
+        _log.warning("drafter %s failed to forget a sequence: %r", request.drafter_name, error)
+
+
+@contextmanager
+def dropped_on_error(request: Request) -> Iterator[None]:
+    """Drop the request's drafter if the block raises; an interrupt goes through."""
+    try:
+        yield
+    except Exception as error:
+        _log.warning("drafter %s is dropped for one request: %r", request.drafter_name, error)
+        request.drafter_failure = f"{type(error).__name__}: {error}".rstrip(": ")
+        let_go(request)
+
+
+def _known(offered: list[int], k: int, vocab_size: int) -> list[int]:
+    known: list[int] = []
+    for token_id in map(operator.index, offered[:k]):
+        if not 0 <= token_id < vocab_size:
+            break
+        known.append(token_id)
+    return known
