@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "program.hpp"
+#include "sampling_module.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -64,6 +65,7 @@ NB_MODULE(_native, m) {
   m.attr("MAX_SHARE") = MAX_SHARE;
   m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
   m.def("avx512_supported", &avx512_supported);
+  bind_sampling(m);
 
   nb::class_<Team>(m, "Team").def(nb::init<int>(), "size"_a).def_prop_ro("size", &Team::size);
 

@@ -136,6 +136,52 @@ struct Simd {
   static float sum(F x) { return _mm512_reduce_add_ps(x); }  // one fixed tree
   static float largest(F x) { return _mm512_reduce_max_ps(x); }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+  // What choosing a token needs besides: whole numbers of any size, masks, doubles, long products.
+  using M = uint32_t;  // bit i is lane i
+  using U = __m512i;   // eight 64-bit lanes
+  struct D { __m512d low, high; };
+
+  static F whole(F a) { return rint(a); }
+  static M greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  static M equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  // The live lanes of `from`, moved together; sixteen are written. `to` may be at or before `from`.
+  template <class T>
+  static void pack(T* to, const T* from, M live) {
+    _mm512_storeu_si512(
+        to, _mm512_maskz_compress_epi32(__mmask16(live), _mm512_loadu_si512(from)));
+  }
+  // The same of first, first + 1, ...
+  static void pack_count(int32_t* to, int32_t first, M live) {
+    const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(
+                                __mmask16(live), _mm512_add_epi32(_mm512_set1_epi32(first), steps)));
+  }
+  static D none() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+  static D add(D sum, F x, M live) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+    return {_mm512_mask_add_pd(sum.low, __mmask8(live), sum.low, low),
+            _mm512_mask_add_pd(sum.high, __mmask8(live >> 8), sum.high, high)};
+  }
+  static double sum(D x) { return _mm512_reduce_add_pd(_mm512_add_pd(x.low, x.high)); }
+
+  static U longs(uint64_t x) { return _mm512_set1_epi64(int64_t(x)); }
+  // first + 0, 4, 1, 5, 2, 6, 3, 7: the order that `in_order` undoes.
+  static U counters(uint64_t first) {
+    return _mm512_add_epi64(longs(first), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  // Products of the lower 32 bits.
+  static U product(U a, U b) { return _mm512_mul_epu32(a, b); }
+  static U upper(U a) { return _mm512_srli_epi64(a, 32); }
+  static U exclusive_or(U a, U b, U c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+  // Word j of counter i (lower 32 bits, unsigned) becomes float 4 i + j.
+  static void in_order(const U (&word)[4], F& first, F& second) {
+    const U a = _mm512_mask_blend_epi32(0xaaaa, word[0], _mm512_slli_epi64(word[1], 32));
+    const U b = _mm512_mask_blend_epi32(0xaaaa, word[2], _mm512_slli_epi64(word[3], 32));
+    first = _mm512_cvtepu32_ps(_mm512_unpacklo_epi64(a, b));
+    second = _mm512_cvtepu32_ps(_mm512_unpackhi_epi64(a, b));
+  }
 };
 
 #else
@@ -268,6 +314,69 @@ struct Simd {
     return x.v[0];
   }
   static void prefetch(const void* p) { __builtin_prefetch(p); }
+
+  using M = uint32_t;
+  struct alignas(64) U { uint64_t v[8]; };
+  struct alignas(64) D { double v[16]; };
+
+  static F whole(const F& a) {
+    // Nothing from 2**23 on has a fraction.
+    return map([&](int i) {
+      const float rounded = (a.v[i] + 8388608.0f) - 8388608.0f;
+      return a.v[i] < 8388608.0f ? rounded : a.v[i];
+    });
+  }
+  static M greater(const F& a, const F& b) {
+    M bits = 0;
+    for (int i = 0; i < 16; ++i) bits |= M(a.v[i] > b.v[i]) << i;
+    return bits;
+  }
+  static M equal(const F& a, const F& b) {
+    M bits = 0;
+    for (int i = 0; i < 16; ++i) bits |= M(a.v[i] == b.v[i]) << i;
+    return bits;
+  }
+  template <class T>
+  static void pack(T* to, const T* from, M live) {
+    for (; live; live &= live - 1) *to++ = from[__builtin_ctz(live)];
+  }
+  static void pack_count(int32_t* to, int32_t first, M live) {
+    for (; live; live &= live - 1) *to++ = first + __builtin_ctz(live);
+  }
+  static D none() { return {}; }
+  static D add(D sum, const F& x, M live) {
+    for (int i = 0; i < 16; ++i) sum.v[i] += (live >> i) & 1 ? double(x.v[i]) : 0.0;
+    return sum;
+  }
+  static double sum(const D& x) {
+    double out = 0;
+    for (int i = 0; i < 16; ++i) out += x.v[i];
+    return out;
+  }
+
+  template <class Fn>
+  static U map_longs(Fn fn) {
+    U out;
+    for (int i = 0; i < 8; ++i) out.v[i] = fn(i);
+    return out;
+  }
+  static U longs(uint64_t x) { return map_longs([x](int) { return x; }); }
+  static U counters(uint64_t first) {
+    return map_longs([first](int i) { return first + uint64_t(i / 2 + i % 2 * 4); });
+  }
+  static U product(const U& a, const U& b) {
+    return map_longs([&](int i) { return uint64_t(uint32_t(a.v[i])) * uint32_t(b.v[i]); });
+  }
+  static U upper(const U& a) { return map_longs([&](int i) { return a.v[i] >> 32; }); }
+  static U exclusive_or(const U& a, const U& b, const U& c) {
+    return map_longs([&](int i) { return a.v[i] ^ b.v[i] ^ c.v[i]; });
+  }
+  static void in_order(const U (&word)[4], F& first, F& second) {
+    for (int i = 0; i < 16; ++i) {
+      first.v[i] = float(uint32_t(word[i % 4].v[i / 4 * 2]));
+      second.v[i] = float(uint32_t(word[i % 4].v[i / 4 * 2 + 1]));
+    }
+  }
 
  private:
   typedef uint8_t Bytes __attribute__((vector_size(16)));

@@ -1,0 +1,158 @@
+"""Choose the token that follows a row: the target's own choice, greedy or sampled.
+
+`token(position) = argmax(logits / T + gumbel(seed, choice, position, token))` over the filtered
+ids. The noise knows neither the call nor the drafter, so a draft is accepted iff it is this very
+token, the emitted tokens follow the target's distribution exactly, and one seed gives one text with
+any drafter or none (Daliri, Musco and Suresh 2024, "Coupling without communication and
+drafter-invariant speculative decoding"). A drafter that samples its own logits through the same
+sampler sees the same noise, which is what couples the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from slipstream.engine.sampling.history import RowHistory
+from slipstream.engine.sampling.kernel import PickKernel
+from slipstream.engine.sampling.noise import NoiseKey
+from slipstream.engine.sampling.processors import Processors
+from slipstream.engine.sampling.reference import Bool
+from slipstream.errors import SlipstreamError
+from slipstream.kernels.ops import F32
+from slipstream.types import SamplingParams, TokenLogprobs
+
+
+class Sampler:
+    """Chooses the tokens of one reply; holds nothing that a call changes.
+
+    Args:
+        params: checked by `validate_sampling`.
+        vocab_size: length of a row.
+        seed: unsigned 64 bits, the request's own or drawn.
+        choice: index among the n replies to one prompt.
+        stop_ids: ids that end the reply, banned while `min_tokens` asks for more.
+        bad_words_ids: `params.bad_words` in tokens.
+        kernel: the implementation; all give the same tokens.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        vocab_size: int,
+        seed: int,
+        choice: int = 0,
+        stop_ids: Collection[int] = (),
+        bad_words_ids: Iterable[Iterable[int]] = (),
+        kernel: PickKernel,
+    ) -> None:
+        self._params = params
+        self._vocab_size = vocab_size
+        self._seed, self._choice = seed, choice
+        self._processors = Processors(params, stop_ids=stop_ids, bad_words_ids=bad_words_ids)
+        self._kernel = kernel
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether a row's token is just the first of its largest raw logits.
+
+        A step's own argmax then serves, as long as no grammar masks the row.
+        """
+        return np.float32(self._params.temperature) == 0 and self._processors.idle
+
+    def history(self, prompt_ids: Iterable[int]) -> RowHistory:
+        """Return a history that keeps what this sampler needs."""
+        counts = self._processors.counts_tokens
+        return RowHistory(prompt_ids, vocab_size=self._vocab_size if counts else None)
+
+    def pick(
+        self, logits: F32, history: RowHistory, position: int, *, allowed: Bool | None = None
+    ) -> int:
+        """Return the token that follows one row.
+
+        Args:
+            logits: raw, float32 of shape (V,); not written.
+            history: the tokens before the row, in-flight drafts included.
+            position: index of the wanted token in the sequence, `len(history)` in a reply.
+            allowed: bool of shape (V,), a grammar's mask; False forbids.
+
+        Raises:
+            SlipstreamError: no token is left (all logits NaN, -inf or forbidden), or a logit is
+                +inf. Single NaNs are tokens that are never chosen.
+        """
+        assert logits.shape == (self._vocab_size,)
+        params = self._params
+        token = self._kernel.pick(
+            logits,
+            *self._processors.overrides(logits, history),
+            allowed,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            key=NoiseKey(seed=self._seed, choice=self._choice, position=position),
+        )
+        if token < 0:
+            raise _no_token(position)
+        return token
+
+    def pick_run(
+        self, rows: Sequence[F32] | F32, history: RowHistory, drafts: Sequence[int]
+    ) -> list[int]:
+        """Return the tokens of a verify: its accepted drafts and the bonus token.
+
+        Rows behind the first rejected draft are never looked at. The tokens are pushed onto the
+        history, which then ends in the bonus token.
+
+        Args:
+            rows: raw logits of the k + 1 rows.
+            history: the committed tokens.
+            drafts: k drafted ids.
+        """
+        emitted: list[int] = []
+        for row, draft in zip(rows, [*drafts, None], strict=True):
+            token = self.pick(row, history, len(history))
+            history.push(token)
+            emitted.append(token)
+            if token != draft:
+                break
+        return emitted
+
+    def logprobs(self, logits: F32, token: int) -> TokenLogprobs:
+        """Return the raw log-probabilities of a row: float32, the sum behind them exact.
+
+        Args:
+            logits: raw, float32 of shape (V,).
+            token: the chosen id.
+
+        Raises:
+            SlipstreamError: no logit is finite, or one is +inf.
+        """
+        summary = self._kernel.summarize(logits, self._params.logprobs or 0)
+        if summary is None:
+            raise _no_token(None)
+        largest, total, top = summary
+        log_total = math.log(total)
+
+        def logprob(token_id: int) -> float:
+            return float(np.float32(float(logits[token_id]) - largest - log_total))
+
+        own = logits[token]
+        before = np.count_nonzero(logits > own) + np.count_nonzero(logits[:token] == own)
+        order = sorted(top.tolist(), key=lambda token_id: (-float(logits[token_id]), token_id))
+        return TokenLogprobs(
+            logprob=logprob(token),
+            top=[(token_id, logprob(token_id)) for token_id in order],
+            rank=1 + int(before),
+        )
+
+
+def _no_token(position: int | None) -> SlipstreamError:
+    where = "" if position is None else f" at position {position}"
+    return SlipstreamError(
+        f"a row{where} must have a finite largest logit, got none",
+        hint="the model's output is broken, or every token is forbidden",
+    )
