@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Verdict = Literal["enable", "decline", "fixed", "off", "unmeasured"]
@@ -16,13 +17,31 @@ MAX_K = 15  # drafted tokens of a round; with the anchor, 16 rows share one weig
 class SamplingParams:
     """What a caller asks of one reply.
 
+    Nothing is checked here: the engine refuses a request whose parameters are wrong. Lists become
+    tuples and mappings tuples of pairs, so that parameters can be hashed and shared.
+
     Attributes:
         max_tokens: tokens to generate at most, >= 1.
-        temperature: 0 is greedy.
+        temperature: divides the logits, in [0, 100]; 0 is greedy.
         seed: unsigned 64 bits; drawn and echoed when None.
         stop_token_ids: ids that end the reply besides the model's own; the id is part of the reply.
         ignore_eos: go on past the model's own stop ids.
         k: drafted tokens a round, "auto", "off", or None for the engine's own setting.
+        top_p: keep the likeliest tokens that together hold this share, in (0, 1]; 1 keeps all.
+        top_k: keep this many of the likeliest tokens; 0 keeps all.
+        min_p: keep tokens at least this times as likely as the likeliest, in [0, 1].
+        repetition_penalty: divides positive and multiplies negative logits of tokens that prompt
+            or reply hold, in (0, 100]; 1 changes nothing.
+        presence_penalty: subtracted from the logits of tokens that the reply holds, in [-2, 2].
+        frequency_penalty: the same once per occurrence in the reply, in [-2, 2].
+        logit_bias: what to add to the logits of some ids, each in [-100, 100].
+        bad_words_ids: id sequences that the text, prompt included, never completes.
+        bad_words: the same as texts.
+        min_tokens: stop ids are not chosen before the reply has this many tokens.
+        stop: texts that end the reply, at most 16, or one text; it is not part of the reply.
+        n: replies to one prompt, in [1, 64]; each has noise of its own under the same seed.
+        logprobs: alternatives to report with each token's log-probability, in [0, 20]; None
+            reports nothing.
     """
 
     max_tokens: int = 256
@@ -31,6 +50,34 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     k: KSetting | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stop_token_ids", "logit_bias", "bad_words_ids", "bad_words", "stop"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+
+
+def _frozen(value: Any) -> Any:
+    """Return lists as tuples and mappings as tuples of pairs, at any depth."""
+    if isinstance(value, Mapping):
+        return tuple((key, item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +133,21 @@ class Reply:
     usage: Usage
     timing: Timing
     speculation: SpeculationReport
+
+
+class TokenLogprobs(NamedTuple):
+    """Raw log-probabilities at one position, before penalties and temperature.
+
+    Attributes:
+        logprob: of the chosen token.
+        top: (id, logprob) of the likeliest tokens, likeliest first, the lowest id first among
+            equals.
+        rank: the chosen token's place in that order, 1 for the first.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]]
+    rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
