@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli import generate, info, pull
+from slipstream.cli import chat, generate, info, pull
 from slipstream.cli.failures import report_failure
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(pull.pull)
 app.command()(generate.generate)
+app.command()(chat.chat)
 app.command()(info.info)
 
 

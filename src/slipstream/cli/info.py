@@ -1,7 +1,12 @@
-"""`slipstream info`: what this machine, and this model on it, will be run with."""
+"""`slipstream info`: what this machine, and this model on it, will be run with.
+
+Keys are one word each and stay; values may say more over time. `--json` prints the same as one
+object.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +19,13 @@ from slipstream.cli.status import status
 if TYPE_CHECKING:
     from slipstream.config import EngineConfig
     from slipstream.engine.engine import Engine
+    from slipstream.engine.target import Target
     from slipstream.kernels.ops import Backend
 
-Row = tuple[str, str]
+Facts = dict[str, str | int | float | bool | None]
+
+KV_ITEM_BYTES = 2  # every back end keeps keys and values in fp16
+NO_PROFILE = "none: the measured policy is not there yet"
 
 
 @with_engine_flags
@@ -24,63 +33,127 @@ def info(
     model: Annotated[
         str | None, typer.Argument(help="Name of a pulled model, or path of a model file.")
     ] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of lines.")
+    ] = False,
     **settings: Any,
 ) -> None:
-    """Print the back end and why, and with MODEL its memory, drafter and width."""
+    """Print the back end and why; with MODEL its memory in bytes, drafter, width and profile."""
     config = engine_config(settings)
 
-    from slipstream.engine.load import choose_backend, load
+    from slipstream.engine.load import choose_backend
 
-    rows: list[Row] = [("slipstream", __version__)]
-    if model is None:
-        rows += _machine(choose_backend(config))
-    else:
-        with status(f"loading {model}"):
-            engine = load(model, config)
-        rows += _machine(engine.target.backend) + _model(engine) + _pairing(config)
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
-
-
-def _machine(backend: Backend) -> list[Row]:
-    rows = [("back end", f"{backend.name}: {backend.reason}")]
-    # What only some back ends have.
-    for name in ("isa", "threads"):
-        value = getattr(backend, name, None)
-        if value is not None:
-            rows.append((name, str(value)))
-    return [*rows, ("usable cores", str(_num_cores()))]
+    facts = (
+        _machine(choose_backend(config), config) if model is None else _with_model(model, config)
+    )
+    if json_output:
+        print(json.dumps(facts, allow_nan=False))
+        return
+    width = max(map(len, facts))
+    for key, value in facts.items():
+        print(f"{key:<{width}}  {_plain(value)}")
 
 
-def _model(engine: Engine) -> list[Row]:
+def _with_model(model: str, config: EngineConfig) -> Facts:
+    """Load a model and return what there is to say about it."""
+    from slipstream.engine.load import load
+    from slipstream.models.loading import open_model, resolve_model
+
+    with status(f"loading {model}"):
+        file = open_model(resolve_model(model))
+        engine = load(file.path, config)
+    return {
+        **_machine(engine.target.backend, config),
+        "model": str(file.path),
+        "name": file.name,
+        "fingerprint": file.fingerprint,
+        "chat_template": engine.has_chat_template,
+        **_shape(engine.target),
+        "max_num_seqs": config.max_num_seqs,
+        **_memory(engine.target),
+        **_pairing(engine),
+        "load_s": round(engine.load_s, 3),
+    }
+
+
+def _machine(backend: Backend, config: EngineConfig) -> Facts:
+    return {
+        "version": __version__,
+        "device": backend.name,
+        "device_reason": f"{config.device}: {backend.reason}",
+        # What only some back ends have.
+        "isa": getattr(backend, "isa", None),
+        "threads": getattr(backend, "threads", None),
+        "usable_cores": _num_cores(),
+    }
+
+
+def _shape(target: Target) -> Facts:
+    arch = target.arch
+    return {
+        "architecture": arch.family,
+        "layers": arch.num_layers,
+        "hidden_size": arch.hidden_size,
+        "vocabulary": arch.vocab_size,
+        "trained_context": arch.context_len,
+        "context": target.max_model_len,
+    }
+
+
+def _memory(target: Target) -> Facts:
+    """Return the memory plan; KV pages become resident as they are written."""
     from slipstream.kernels.ops import PAGE_SIZE
 
-    target = engine.target
     arch = target.arch
-    pages = target.kv.num_pages
-    return [
-        ("architecture", f"{arch.family}, {arch.num_layers} layers, width {arch.hidden_size}"),
-        ("vocabulary", str(arch.vocab_size)),
-        ("context", f"{target.max_model_len} tokens, trained for {arch.context_len}"),
-        ("chat template", "yes" if engine.has_chat_template else "no"),
-        ("weights", f"{target.backend.weight_bytes() / 1e6:.1f} MB"),
-        ("kv cache", f"{pages} pages of {PAGE_SIZE} tokens"),
-        ("load time", f"{engine.load_s:.2f} s"),
-    ]
+    per_token = 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * KV_ITEM_BYTES
+    kv_tokens = target.kv.num_pages * PAGE_SIZE
+    weights_bytes = target.backend.weight_bytes()
+    scratch_bytes = _scratch_bytes(target)
+    return {
+        "weights_bytes": weights_bytes,
+        "kv_bytes_per_token": per_token,
+        "kv_bytes_per_context": per_token * target.max_model_len,
+        "kv_tokens": kv_tokens,
+        "kv_bytes": per_token * kv_tokens,
+        "scratch_bytes": scratch_bytes,
+        "total_bytes": weights_bytes + per_token * kv_tokens + (scratch_bytes or 0),
+    }
 
 
-def _pairing(config: EngineConfig) -> list[Row]:
+def _scratch_bytes(target: Target) -> int | None:
+    """Return the bytes of activations and logits, None where the back end does not plan them."""
+    step: Any = target.step
+    if not hasattr(step, "program"):
+        return None
+    return int(step.program.scratch_bytes) + int(step.logits.nbytes)
+
+
+def _pairing(engine: Engine) -> Facts:
     from slipstream.engine.load import choose_drafter
+    from slipstream.policy.fixed import resolve_policy
+    from slipstream.types import MAX_K
 
+    config = engine.config
     make_drafter = choose_drafter(config)
-    if make_drafter is None:
-        return [("drafter", "none"), ("k", str(config.k))]
-    drafter = make_drafter()
-    return [
-        ("drafter", f"{drafter.name}, at most {drafter.max_k} drafted tokens a round"),
-        ("k", str(config.k)),
-    ]
+    drafter = None if make_drafter is None else make_drafter()
+    name = "none" if drafter is None else drafter.name
+    max_k = 0 if drafter is None else drafter.max_k
+    ceiling = config.k if isinstance(config.k, int) else MAX_K
+    policy = resolve_policy(config.k, drafter=name, ceiling=min(ceiling, max_k))
+    return {
+        "drafter": name,
+        "drafter_max_k": max_k,
+        "k": config.k,
+        "k_reason": policy.reason,
+        "profile": NO_PROFILE,
+    }
+
+
+def _plain(value: str | int | float | bool | None) -> str:
+    """Return a value as it stands in a line; a fact that does not apply is a dash."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
 
 
 def _num_cores() -> int:

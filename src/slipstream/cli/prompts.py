@@ -27,7 +27,7 @@ def read_prompt(text: str | None, file: str | None) -> str:
             hint='e.g. --prompt "Why is the sky blue?", or --prompt-file - to read stdin',
         )
     if text is not None:
-        return _check(text, "--prompt")
+        return check_text(text, "--prompt")
     assert file is not None
     source = "stdin" if file == "-" else file
     try:
@@ -36,7 +36,7 @@ def read_prompt(text: str | None, file: str | None) -> str:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RequestError(f"cannot read the prompt from {source}: {reason}") from error
     try:
-        return _check(data.decode("utf-8"), source)
+        return check_text(data.decode("utf-8"), source)
     except UnicodeDecodeError as error:
         raise RequestError(
             f"the prompt from {source} is not UTF-8: byte 0x{data[error.start]:02x} "
@@ -46,7 +46,15 @@ def read_prompt(text: str | None, file: str | None) -> str:
         ) from error
 
 
-def _check(prompt: str, source: str) -> str:
+def check_text(prompt: str, source: str) -> str:
+    """Return a prompt as it is.
+
+    Args:
+        source: where it comes from, for the message.
+
+    Raises:
+        RequestError: it is empty, not UTF-8 or holds a NUL.
+    """
     if not prompt:
         raise RequestError(f"the prompt from {source} is empty", param="prompt")
     if "\0" in prompt:

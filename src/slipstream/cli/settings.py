@@ -65,9 +65,24 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
         )
         for item in engine_settings()
     ]
+    return with_options(command, options, last=True)
+
+
+def with_options(
+    command: Callable[..., None], options: list[inspect.Parameter], *, last: bool
+) -> Callable[..., None]:
+    """Add options to a command that takes them as `**settings`.
+
+    Args:
+        last: no more will be added, so `**settings` leaves the signature.
+    """
     signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    own = list(signature.parameters.values())
+    kept = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    rest = [] if last else [p for p in own if p.kind is inspect.Parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*kept, *options, *rest]
+    )
     return command
 
 
