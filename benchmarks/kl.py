@@ -82,6 +82,7 @@ def _compare(
     reference = float32_reference(model)
     divergence: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in sides}
     same_top: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in sides}
+    worst: dict[str, float] = dict.fromkeys(sides, 0.0)
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = Path(folder) / "logits.npy"
         for start in range(0, len(token_ids), window):
@@ -91,12 +92,14 @@ def _compare(
                 side.ask("logits", token_ids=chunk, path=str(path))
                 logits = np.load(path)
                 divergence[name].append(kl(truth, logits))
+                worst[name] = max(worst[name], float(np.abs(truth - logits).max()))
                 same_top[name].append(truth.argmax(axis=1) == logits.argmax(axis=1))
     return {
         name: {
             "mean_kl": float(np.concatenate(divergence[name]).mean()),
             "median_kl": float(np.median(np.concatenate(divergence[name]))),
             "max_kl": float(np.concatenate(divergence[name]).max()),
+            "max_logit_error": worst[name],
             "top1_agreement": float(np.concatenate(same_top[name]).mean()),
         }
         for name in sides
@@ -128,7 +131,8 @@ def _print(result: dict[str, Any]) -> None:
     for name, row in result["sides"].items():
         print(
             f"  {name:<24}mean {row['mean_kl']:.2e}, median {row['median_kl']:.2e}, "
-            f"max {row['max_kl']:.2e}, top-1 agreement {row['top1_agreement']:.4f}"
+            f"max {row['max_kl']:.2e}, top-1 agreement {row['top1_agreement']:.4f}, "
+            f"largest logit error {row['max_logit_error']:.2e}"
         )
     if "ratio" in result:
         print(f"  ours / llama.cpp: {result['ratio']:.3f} (below 1 is closer to float32)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from measure import PREFILL
 from sides import OURS, Q4_0, SAME_FILE
 
@@ -16,14 +15,9 @@ def bars(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Return every bar with what was measured; what could not be measured is a miss."""
 
     def in_units(rows: int) -> float:
-        """The worse of both contexts; NaN if either is missing."""
-        return float(
-            np.max(
-                [
-                    _median(_step(result, key, rows), OURS) / _median(_step(result, key, 1), Q4_0)
-                    for key in ("steps", "kind_steps")
-                ]
-            )
+        """T(rows) after CONTEXT tokens over llama.cpp Q4_0's T(1) there; NaN if missing."""
+        return _median(_step(result, "steps", rows), OURS) / _median(
+            _step(result, "steps", 1), Q4_0
         )
 
     decode, prefill = result.get("decode", {}), result.get("prefill", {})
