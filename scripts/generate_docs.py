@@ -96,7 +96,8 @@ def _spelling(option: Any) -> str:
 def _default(option: Any) -> str:
     if "[default: " in option.help:
         return str(option.help.split("[default: ")[1].rstrip("]"))
-    return "" if option.default is None or option.default is False else str(option.default)
+    none = option.default is None or option.default is False or option.default == []
+    return "" if none else str(option.default)
 
 
 def _values(item: Any) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from slipstream.cli.view import Ink, Marks, ReplyView, harmless
 from slipstream.models.loading.detokenizer import Detokenizer
 from slipstream.types import Chunk
+from tests.terminal import ROOT, converse
 
 # Tokens are single bytes or short texts, so that characters straddle tokens.
 PIECES = [*(bytes([b]) for b in (0x61, 0x0A, 0xC3, 0xA4, 0xF0, 0x9F, 0x98, 0x80, 0xFF)), b"the "]
@@ -177,3 +181,28 @@ def test_the_legend_wears_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NO_COLOR" not in os.environ
     assert Ink.of(Screen()).legend().startswith("\x1b[32m")
     assert "\x1b" not in Ink.of(io.StringIO()).legend()
+
+
+GENERATE = (
+    "import sys; from tests.fake_talker import run; "
+    "sys.exit(run(['generate', 'tiny', '-p', 'hello', '--max-tokens', '60']))"
+)
+
+
+def test_generate_marks_accepted_drafts_on_a_terminal_and_explains_the_mark() -> None:
+    screen, code = converse(GENERATE, [])
+    assert code == 0
+    assert "\x1b[32m<" in screen
+    assert "\x1b[32mlike this\x1b[0m" in screen
+    assert "tok/s" in screen
+
+
+def test_generate_writes_the_same_text_without_marks_to_a_pipe() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", GENERATE], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    screen, _ = converse(GENERATE, [])
+    assert "\x1b" not in run.stdout + run.stderr
+    assert "like this" not in run.stderr
+    assert re.fullmatch(r"(<\d+>){60}", run.stdout)
+    assert "".join(re.findall(r"<\d+>", screen)) == run.stdout

@@ -31,7 +31,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             max=MAX_SEED,
             metavar="S",
             show_default=False,
-            help="Seed of the sampler. [default: drawn, and reported with --json]",
+            help="Seed of the sampler. [default: drawn]",
         ),
     ),
     "top_p": (
