@@ -47,7 +47,11 @@ def rows_of(size: int, seed: int) -> dict[str, F32]:
     broken = draw.normal(0, 3, size)
     broken[draw.random(size) < 0.2] = np.nan
     broken[draw.integers(size)] = 2.0
+    lonely = np.full(size, -np.inf)
+    lonely[draw.integers(size, size=2)] = [1.0, 2.0]
     rows = {
+        "lonely": lonely,
+        "sorted": np.sort(draw.normal(0, 3, size)),
         "peaked": peaked + 10,
         "wide": draw.normal(0, 5, size),
         "flat": draw.normal(0, 0.01, size),

@@ -22,15 +22,18 @@ inline S::M first_lanes(int n) { return n >= 16 ? ALL_LANES : n <= 0 ? 0 : (1u <
 struct Cut {
   float value;
   int32_t id;
+  int count;  // of what it keeps; a token whose weight rounds to 0 may be left out
 };
-constexpr Cut KEEP_ALL = {-INFINITY, -1};
+constexpr Cut KEEP_ALL = {-INFINITY, -1, 0};
 
 // Some tokens in order of id.
 struct List {
   float* values;
   float* weights;
-  int32_t* ids;
+  int32_t* ids;  // null in a whole row
   int n;
+
+  int32_t id(int i) const { return ids ? ids[i] : i; }
 };
 
 struct Row {
@@ -41,6 +44,7 @@ struct Row {
   float unit;  // weight of the largest, a power of two
 
   float scaled(int32_t id) const { return (values[id] - largest) / temperature; }
+  List all() const { return {values, weights, nullptr, end}; }
 };
 
 // exp(x) for x <= 0, without fused products; 0 to a weight's precision below -60.
@@ -137,62 +141,109 @@ double sum_weights(const List& list) {
   return S::sum(total);
 }
 
-// The median of nine values, evenly spaced.
-inline float middle(const float* values, int n) {
-  float some[9];
-  for (int i = 0; i < 9; ++i) {
-    const float value = values[int64_t(2 * i + 1) * n / 18];
-    int j = i;
-    for (; j > 0 && some[j - 1] > value; --j) some[j] = some[j - 1];
-    some[j] = value;
+// A value of the list near where the sum of weights, largest value first, reaches a share of the
+// total: that place among evenly spaced samples.
+template <bool UNIT>
+float guess(const List& list, double share) {
+  constexpr int NUM = 16;
+  float values[NUM], weights[NUM];
+  int num = 0;
+  double total = 0;
+  for (int i = 0; i < NUM; ++i) {
+    const int64_t at = int64_t(2 * i + 1) * list.n / (2 * NUM);
+    const float value = list.values[at], weight = UNIT ? 1 : list.weights[at];
+    if (!(value > -INFINITY)) continue;
+    int j = num++;
+    for (; j > 0 && values[j - 1] < value; --j) {
+      values[j] = values[j - 1];
+      weights[j] = weights[j - 1];
+    }
+    values[j] = value;
+    weights[j] = weight;
+    total += weight;
   }
-  return some[4];
+  double sum = 0;
+  for (int i = 0; i < num; ++i) {
+    sum += weights[i];
+    if (sum >= share * total) return values[i];
+  }
+  if (num > 0) return values[num - 1];
+  float largest = -INFINITY;  // a row with hardly a token in it
+  for (int i = 0; i < list.n; ++i) largest = list.values[i] > largest ? list.values[i] : largest;
+  return largest;
 }
 
-// Where the sum of weights (of ones if UNIT), largest value first, reaches `target`: quickselect.
-// Equal values have equal weights and come in order of id. The list is used up.
+// The smallest whole number of equal weights that reach `rest`; their products are exact.
+inline int count_to(double rest, double weight) {
+  double count = std::ceil(rest / weight);
+  if ((count - 1) * weight >= rest) --count;
+  if (count * weight < rest) ++count;
+  return int(count);
+}
+
+// The id of the count-th of the list's values that equal `value`.
+int32_t nth_id(const List& list, float value, int count) {
+  int i = 0;
+  for (; i < list.n; i += 16) {
+    const int num = __builtin_popcount(S::equal(S::load(list.values + i), S::set1(value)) &
+                                       first_lanes(list.n - i));
+    if (num >= count) break;
+    count -= num;
+  }
+  while (list.values[i] != value || --count) ++i;
+  return list.id(i);
+}
+
+// Where the sum of weights (of ones if UNIT), largest value first, reaches `target`, or KEEP_ALL:
+// quickselect. Equal values have equal weights and come in order of id. `list` may be `from`, and
+// its contents are lost. The total only guides the guesses.
 template <bool UNIT>
-Cut cut_at(List list, double target) {
-  while (list.n > 0) {
-    const float pivot = middle(list.values, list.n);
+Cut cut_at(List from, List list, double target, double total) {
+  const S::F low = S::set1(-INFINITY);
+  int num_kept = 0;
+  while (from.n > 0) {
+    const float pivot = guess<UNIT>(from, target / total);
     const S::F p = S::set1(pivot);
     S::D above = S::none(), at = S::none();
     int num_above = 0, num_at = 0;
-    for (int i = 0; i < list.n; i += 16) {
-      const S::F values = S::load(list.values + i);
-      const S::M live = first_lanes(list.n - i);
+    for (int i = 0; i < from.n; i += 16) {
+      const S::F values = S::load(from.values + i);
+      const S::M live = first_lanes(from.n - i);
       const S::M over = S::greater(values, p) & live, same = S::equal(values, p) & live;
-      if (UNIT) {
-        num_above += __builtin_popcount(over);
-        num_at += __builtin_popcount(same);
-      } else {
-        const S::F weights = S::load(list.weights + i);
-        above = S::add(above, weights, over);
-        at = S::add(at, weights, same);
-      }
+      num_above += __builtin_popcount(over);
+      num_at += __builtin_popcount(same);
+      if (UNIT) continue;
+      const S::F weights = S::load(from.weights + i);
+      above = S::add(above, weights, over);
+      at = S::add(at, weights, same);
     }
-    double sum = UNIT ? num_above : S::sum(above);
-    const double with_pivot = sum + (UNIT ? num_at : S::sum(at));
+    const double sum = UNIT ? num_above : S::sum(above), sum_at = UNIT ? num_at : S::sum(at);
     const bool up = sum >= target;
-    if (!up && with_pivot >= target) {
-      for (int i = 0;; ++i) {
-        if (list.values[i] != pivot) continue;
-        sum += UNIT ? 1 : double(list.weights[i]);
-        if (sum >= target) return {pivot, list.ids[i]};
-      }
+    if (!up && sum + sum_at >= target) {
+      const int count = count_to(target - sum, sum_at / num_at);
+      return {pivot, nth_id(from, pivot, count), num_kept + num_above + count};
     }
-    if (!up) target -= with_pivot;
+    if (up) {
+      total = sum;
+    } else {
+      num_kept += num_above + num_at;
+      target -= sum + sum_at;
+      total -= sum + sum_at;
+    }
     int n = 0;
-    for (int i = 0; i < list.n; i += 16) {
-      const S::F values = S::load(list.values + i);
-      const S::M live = (up ? S::greater(values, p) : S::greater(p, values)) &
-                        first_lanes(list.n - i);
-      if (!UNIT) S::pack(list.weights + n, list.weights + i, live);
-      S::pack(list.ids + n, list.ids + i, live);
-      S::pack(list.values + n, list.values + i, live);
+    for (int i = 0; i < from.n; i += 16) {
+      const S::F values = S::load(from.values + i);
+      S::M live = up ? S::greater(values, p) : S::greater(p, values) & S::greater(values, low);
+      live &= first_lanes(from.n - i);
+      if (!live) continue;
+      if (!UNIT) S::pack(list.weights + n, from.weights + i, live);
+      if (from.ids) S::pack(list.ids + n, from.ids + i, live);
+      else S::pack_count(list.ids + n, i, live);
+      S::pack(list.values + n, from.values + i, live);
       n += __builtin_popcount(live);
     }
     list.n = n;
+    from = list;
   }
   return KEEP_ALL;
 }
@@ -200,24 +251,22 @@ Cut cut_at(List list, double target) {
 // The cut of top-k, then of top-p over what that keeps.
 Cut find_cut(const Row& row, int top_k, double top_p, double total, List& list) {
   Cut cut = KEEP_ALL;
-  const bool by_count = top_k > 0 && top_k < row.n;
-  if (by_count) {
-    gather(row, cut, 0, list);
-    if (top_k < list.n) cut = cut_at<true>(list, top_k);
-  }
+  if (top_k > 0 && top_k < row.n) cut = cut_at<true>(row.all(), list, top_k, row.n);
   if (top_p >= 1) return cut;
-  float light = 1;
-  if (by_count) {
-    gather(row, cut, light, list);
+  List from = row.all();
+  if (cut.count > 0) {
+    gather(row, cut, 0, list);
     total = sum_weights(list);
-  } else {
-    // All that weigh less than (1 - p) total / n sum to less than (1 - p) total: none is kept.
-    const double lightest = 0.999 * (1 - top_p) * total / row.n;
-    if (lightest > 4096) light = float(lightest);  // or rounding might matter
-    gather(row, cut, light, list);
+    from = list;
+  } else if (total < row.n / 8 * double(row.unit)) {
+    // Peaked: all that weigh less than (1 - p) total / n sum to less than (1 - p) total, so none of
+    // them is kept. A threshold of a few units is not worth what rounding could do to it.
+    const double light = 0.999 * (1 - top_p) * total / row.n;
+    gather(row, cut, light > 4096 ? float(light) : 1, list);
+    from = list;
   }
   const double target = std::ceil(top_p * total);
-  return cut_at<false>(list, target > 1 ? target : 1);
+  return cut_at<false>(from, list, target > 1 ? target : 1, total);
 }
 
 // Finds the largest score, lowest id first, among tokens that enter in any order.
@@ -289,12 +338,12 @@ int32_t pick(const PickRow& asked, float* scratch) {
   List list = list_of(row);
   const Cut cut = find_cut(row, asked.top_k, asked.top_p, total, list);
   const float light = asked.min_p > 0 ? float(asked.min_p * double(row.unit)) : 0;
-  if (cut.value == KEEP_ALL.value && light == 0)
-    return race_all(row, asked.noise, cut, light, first);
-  gather(row, cut, light, list);
   // A block of noise costs about as much as two tokens one by one.
-  return list.n * 16 <= row.n ? race_list(row, asked.noise, list, first)
-                              : race_all(row, asked.noise, cut, light, first);
+  const int few = row.n / 16;
+  const bool keeps_most = light == 0 && (cut.value == KEEP_ALL.value || cut.count > few);
+  if (!keeps_most) gather(row, cut, light, list);
+  return keeps_most || list.n > few ? race_all(row, asked.noise, cut, light, first)
+                                    : race_list(row, asked.noise, list, first);
 }
 
 int summarize(const float* logits, int n, int num_top, float* scratch, RowSummary& out,
@@ -306,8 +355,7 @@ int summarize(const float* logits, int n, int num_top, float* scratch, RowSummar
   out.total = weigh(row) / double(row.unit);
   if (num_top == 0) return 0;
   List list = list_of(row);
-  gather(row, KEEP_ALL, 0, list);
-  if (num_top < list.n) gather(row, cut_at<true>(list, num_top), 0, list);
+  gather(row, cut_at<true>(row.all(), list, num_top, row.n), 0, list);
   std::memcpy(top, list.ids, size_t(list.n) * sizeof(int32_t));
   return list.n;
 }
