@@ -21,6 +21,7 @@ from slipstream.kernels.ops import PAGE_SIZE, Backend, Rows, StepResult
 from tests.tiny import ARCH
 
 VOCAB = ARCH.vocab_size
+_SLOPE = np.linspace(-3, 3, VOCAB, dtype=np.float32)
 
 
 class FakeKV:
@@ -54,21 +55,30 @@ class FakeStep:
             if position >= 0:
                 page = rows.page_table[rows.sequences[r], position // PAGE_SIZE]
                 self.kv.tokens[page, position % PAGE_SIZE] = rows.token_ids[r]
-        choices = [self._choice(rows, r) for r in rows.logit_rows]
+        logits = np.zeros((len(rows.logit_rows), VOCAB), np.float32)
+        for row, r in zip(logits, rows.logit_rows, strict=True):
+            row[:] = next_logits(self._context(rows, r))
         self.after()
-        empty = np.zeros((len(choices), 0), np.float32)
-        return StepResult(logits=empty, argmax=np.array(choices, np.int32))
+        return StepResult(logits=logits, argmax=logits.argmax(axis=1).astype(np.int32))
 
-    def _choice(self, rows: Rows, r: int) -> int:
+    def _context(self, rows: Rows, r: int) -> Any:
         length = int(rows.positions[r]) + 1
         pages = rows.page_table[rows.sequences[r], : pages_for(length)]
-        return next_token(self.kv.tokens[pages].reshape(-1)[:length])
+        return self.kv.tokens[pages].reshape(-1)[:length]
+
+
+def next_logits(context: Sequence[int]) -> Any:
+    """Return the fake model's logits after a context, float32 of shape (V,), largest 4."""
+    digest = zlib.crc32(np.asarray(context, np.int32).tobytes())
+    favourite = digest % VOCAB if digest % 5 == 0 else (int(context[-1]) * 3 + 1) % VOCAB
+    logits = np.roll(_SLOPE, digest % VOCAB)
+    logits[favourite] = 4
+    return logits
 
 
 def next_token(context: Sequence[int]) -> int:
     """Return the fake model's choice after a context: mostly a pattern, sometimes a surprise."""
-    digest = zlib.crc32(np.asarray(context, np.int32).tobytes())
-    return digest % VOCAB if digest % 5 == 0 else (int(context[-1]) * 3 + 1) % VOCAB
+    return int(next_logits(context).argmax())
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:

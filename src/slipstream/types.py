@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "cancelled"]
+from slipstream.errors import SlipstreamError
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 Verdict = Literal["enable", "decline", "fixed", "off", "unmeasured"]
 KSetting = int | Literal["auto", "off"]
 
@@ -151,20 +153,45 @@ class TokenLogprobs(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """What one round adds to a stream; `reply` is set on the last chunk only.
+class DetailedReply(Reply):
+    """A reply to a request that asked for several choices or for logprobs.
 
     Attributes:
-        text: text that became final in this round; never a broken character.
+        choice: which of the choices it is, from 0.
+        logprobs: one entry per token of `token_ids`; None if they were not asked for.
+    """
+
+    choice: int
+    logprobs: list[TokenLogprobs] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """What one round adds to a stream; `reply` is set on a choice's last chunk only.
+
+    A stop string ends the text before it and the ids with the token that completed it, so the ids
+    may spell more than the text.
+
+    Attributes:
+        text: text that became final in this round; never a broken character, never the beginning
+            of a stop string.
         token_ids: the round's emitted ids.
         accepted: how many of `token_ids`, from the front, were accepted draft tokens.
         reply: the whole reply, once finished.
+        choice: which of the request's choices it belongs to, from 0.
+        logprobs: one entry per id, None if they were not asked for.
+        cached_tokens: prompt tokens whose KV was there already.
+        error: why the request could not go on; its reply ends with finish_reason "error".
     """
 
     text: str
     token_ids: list[int]
     accepted: int
     reply: Reply | None = field(default=None)
+    choice: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0
+    error: SlipstreamError | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

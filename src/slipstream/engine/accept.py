@@ -1,9 +1,9 @@
-"""Exact greedy acceptance: a draft token counts iff the target picks it itself.
+"""Exact acceptance: a draft token counts iff the target picks it itself.
 
-Row i of a verify holds the anchor and the first i drafts, so its argmax is the target's own
-choice after them. Drafts are accepted as long as they equal those choices; the choice after the
-last accepted one is the bonus token. Every emitted token is thus the target's, whatever was
-drafted.
+Row i of a verify holds the anchor and the first i drafts, so what the sampler picks from its logits
+(their argmax, for a greedy request without penalties) is the target's own choice after them. Drafts
+are accepted as long as they equal those choices; the choice after the last accepted one is the
+bonus token. Every emitted token is thus the target's, whatever was drafted.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from slipstream.config import parse_k
 from slipstream.drafters.base import Drafter
 from slipstream.engine.request import Request
+from slipstream.engine.sampling import PickKernel, Sampler, validate_sampling
 from slipstream.engine.sequence import TokenSequence
 from slipstream.engine.text import Detokenizer, ReplyText
 from slipstream.errors import ConfigError, RequestError
@@ -63,33 +64,41 @@ def check_request(
     limits: Limits,
     tokenizer: Tokenizer,
     make_drafter: Callable[[], Drafter] | None,
+    kernel: PickKernel,
 ) -> list[Request]:
     """Check a request and return its choices.
 
     Raises:
         RequestError: a field is out of range; `param` names it.
     """
-    ids = _ids(prompt_ids, "prompt", limits.vocab_size)
+    ids = _ids(prompt_ids, limits.vocab_size)
+    validate_sampling(params, vocab_size=limits.vocab_size)
     limit = _limit(ids, params, limits)
-    if not params.temperature == 0:  # NaN too
-        raise RequestError(
-            f"temperature must be 0, got {params.temperature}: only greedy is available in this "
-            "version",
-            param="temperature",
-        )
-    stops = frozenset(_ids(params.stop_token_ids, "stop_token_ids", limits.vocab_size))
-    seed = _seed(params.seed)
+    stop_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_ids |= limits.model_stop_ids
+    seed = _drawn_seed() if params.seed is None else params.seed
+    bad_words = _bad_words(params.bad_words, tokenizer)
     choices = []
-    for choice in range(1):
+    for choice in range(params.n):
         drafter, failure = _drafter(make_drafter)
         requested_k, ceiling = _k(params.k, limits.k, drafter)
         name = drafter.name if drafter else "none"
+        sampler = Sampler(
+            params,
+            vocab_size=limits.vocab_size,
+            seed=seed,
+            choice=choice,
+            stop_ids=stop_ids,
+            bad_words_ids=bad_words,
+            kernel=kernel,
+        )
         request = Request(
             id=request_id,
             choice=choice,
             sequence=TokenSequence(ids),
             limit=limit,
-            stop_ids=stops if params.ignore_eos else stops | limits.model_stop_ids,
+            stop_ids=stop_ids,
             seed=seed,
             requested_k=requested_k,
             k_ceiling=ceiling,
@@ -97,10 +106,15 @@ def check_request(
             drafter=drafter,
             drafter_name=name,
             drafter_failure=failure,
-            text=ReplyText(tokenizer.detokenizer()),
+            sampler=sampler,
+            history=None if sampler.is_argmax else sampler.history(ids),
+            min_tokens=params.min_tokens,
+            reports_logprobs=params.logprobs is not None,
+            num_choices=params.n,
+            text=ReplyText(tokenizer.detokenizer(), params.stop),
         )
-        _check_pages(request, limits)
         choices.append(request)
+    _check_pages(choices[0], limits)
     return choices
 
 
@@ -116,10 +130,7 @@ def _limit(ids: list[int], params: SamplingParams, limits: Limits) -> int:
             param="prompt",
             code="context_length_exceeded",
         )
-    max_tokens = _integer(params.max_tokens, "max_tokens")
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens must be >= 1, got {max_tokens}", param="max_tokens")
-    return min(max_tokens, room)
+    return min(operator.index(params.max_tokens), room)
 
 
 def _check_pages(request: Request, limits: Limits) -> None:
@@ -158,27 +169,36 @@ def _k(asked: KSetting | None, own: KSetting, drafter: Drafter | None) -> tuple[
     return k, k if isinstance(k, int) else 0 if k == "off" else ceiling
 
 
-def _seed(asked: int | None) -> int:
-    if asked is None:
-        return int.from_bytes(os.urandom(8)) >> (64 - DRAWN_SEED_BITS)
-    seed = _integer(asked, "seed")
-    if not 0 <= seed < 2**64:
-        raise RequestError(f"seed must be in [0, 2**64), got {seed}", param="seed")
-    return seed
+def _drawn_seed() -> int:
+    return int.from_bytes(os.urandom(8)) >> (64 - DRAWN_SEED_BITS)
 
 
-def _ids(values: Iterable[int], param: str, vocab_size: int) -> list[int]:
-    ids = [_integer(value, param) for value in values]
+def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return words as ids, as they begin a text and as they follow a space."""
+    begins = len(tokenizer.encode("", parse_special=False))  # ids put before any text
+    spelled = []
+    for word in words:
+        for text in (word, " " + word.lstrip(" ")):
+            ids = tokenizer.encode(text, parse_special=False)[begins:]
+            if ids and ids not in spelled:
+                spelled.append(ids)
+    return spelled
+
+
+def _ids(values: Iterable[int], vocab_size: int) -> list[int]:
+    ids = [_integer(value) for value in values]
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"token ids must be in [0, {vocab_size}), got {token_id}", param=param
+                f"token ids must be in [0, {vocab_size}), got {token_id}", param="prompt"
             )
     return ids
 
 
-def _integer(value: Any, param: str) -> int:
+def _integer(value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise RequestError(f"{param} must be an integer, got {value!r}", param=param) from None
+        raise RequestError(
+            f"a prompt's token ids must be integers, got {value!r}", param="prompt"
+        ) from None

@@ -11,20 +11,23 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
 from slipstream.engine import drafting, phases
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.check import Limits, Tokenizer, check_request
+from slipstream.engine.delivery import Deliveries, Item, Receiver, chunks, replies
 from slipstream.engine.pages import PagePool
 from slipstream.engine.prefix import PrefixCache
 from slipstream.engine.prompt import Prompt, Template, prompt_ids
-from slipstream.engine.reply import make_reply
+from slipstream.engine.reply import last_chunk, make_chunk, make_reply
 from slipstream.engine.request import Request
 from slipstream.engine.round import Round, padding_multiple
+from slipstream.engine.sampling import PickKernel, native_kernel, reference_kernel
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
@@ -75,12 +78,12 @@ class Engine:
             model_stop_ids=frozenset(tokenizer.stop_ids),
         )
         self._make_drafter = make_drafter
+        self._kernel = _pick_kernel(target)
         self._pad_to = padding_multiple(config.verify_pad)
         self._clock = clock
         self._ids = itertools.count(1)
         self.stats = EngineStats()
-        # Chunks of requests that `generate` and `stream` follow, by request id.
-        self._inboxes: dict[int, deque[Chunk]] = {}
+        self._deliveries = Deliveries()
 
     @property
     def has_chat_template(self) -> bool:
@@ -119,10 +122,18 @@ class Engine:
             limits=self._limits,
             tokenizer=self.tokenizer,
             make_drafter=self._make_drafter,
+            kernel=self._kernel,
         )
 
-    def queue(self, choices: Sequence[Request]) -> None:
-        """Queue what `check` returned."""
+    def queue(self, choices: Sequence[Request], receive: Receiver | None = None) -> None:
+        """Queue what `check` returned.
+
+        Args:
+            receive: gets every chunk as soon as a step or a cancel has made it, or one error if
+                the request is dropped. If it raises, the request is cancelled.
+        """
+        if receive is not None:
+            self._deliveries.expect(choices[0].id, receive)
         for choice in choices:
             self._scheduler.add(choice)
 
@@ -142,9 +153,12 @@ class Engine:
             phases.verify(batch, self.target, self.pages, self._clock, pad_to=self._pad_to)
             phases.accept(batch)
             phases.read(batch)
+            phases.score(batch)
             phases.commit(batch, self.pages)
             phases.observe(batch, self.stats, self._clock())
-            return self._outputs(batch)
+            outputs = self._outputs(batch)
+        self._deliver(outputs)
+        return outputs
 
     def cancel(self, request_id: int) -> list[Reply]:
         """End a request now and free its pages.
@@ -155,21 +169,31 @@ class Engine:
         choices = self._scheduler.remove(request_id)
         self._release(choices)
         self.stats.cancelled += len(choices)
-        replies = []
+        outputs, ended = [], []
         for request in choices:
             request.finish_reason = "cancelled"
             text = request.text.finish()
-            replies.append(make_reply(request, load_s=self.load_s))
-            chunk = Chunk(text=text, token_ids=[], accepted=0, reply=replies[-1])
-            self._deliver(request_id, chunk)
-        return replies
+            ended.append(make_reply(request, load_s=self.load_s))
+            chunk = last_chunk(request, text, ended[-1])
+            outputs.append(Output(request_id=request_id, chunk=chunk))
+        self._deliver(outputs)
+        return ended
+
+    def forget(self, request_id: int) -> None:
+        """Cancel a request that nobody waits for any more."""
+        self._deliveries.forget(request_id)
+        self.cancel(request_id)
+
+    def drop_all(self, message: str) -> None:
+        """End every request without a reply; receivers get an error that says so."""
+        self._drop({request.id for request in self._scheduler}, message)
 
     def generate(
         self,
         prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Reply]:
-        """Return the replies to prompts, in order; they share forwards.
+        """Return the replies to prompts, in order, choices side by side; all share forwards.
 
         Args:
             prompts: a list of prompts as `submit` takes them; a single text is one prompt.
@@ -179,13 +203,18 @@ class Engine:
             RequestError: a request is wrong; none was run.
         """
         requests = [self.check(prompt, p) for prompt, p in each_with_params(prompts, params)]
+        inboxes: list[deque[Item]] = [deque() for _ in requests]
         try:
-            for choices in requests:
-                self._follow(choices)
-            return [c.reply for choices in requests for c in self._chunks(choices) if c.reply]
+            for choices, inbox in zip(requests, inboxes, strict=True):
+                self.queue(choices, inbox.append)
+            return [
+                reply
+                for choices, inbox in zip(requests, inboxes, strict=True)
+                for reply in replies(len(choices), partial(self._take, inbox))
+            ]
         finally:
             for choices in requests:
-                self._unfollow(choices[0].id)
+                self.forget(choices[0].id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Return an iterator over what each round adds; a choice's last chunk carries its reply.
@@ -199,39 +228,28 @@ class Engine:
         return self._stream(self.check(prompt, params))
 
     def _stream(self, choices: list[Request]) -> Stream:
+        inbox: deque[Item] = deque()
         try:
-            self._follow(choices)
-            yield from self._chunks(choices)
+            self.queue(choices, inbox.append)
+            yield from chunks(len(choices), partial(self._take, inbox))
         finally:
-            self._unfollow(choices[0].id)
+            self.forget(choices[0].id)
 
-    def _follow(self, choices: list[Request]) -> None:
-        """Queue a request and keep its chunks for `_chunks`."""
-        self._inboxes[choices[0].id] = deque()
-        self.queue(choices)
+    def _take(self, inbox: deque[Item]) -> Item:
+        """Return the next item of an inbox, stepping until there is one."""
+        while not inbox:
+            assert self.num_requests, "a request left without a last word"
+            self.step()
+        return inbox.popleft()
 
-    def _unfollow(self, request_id: int) -> None:
-        """Drop a followed request with all that is left of it."""
-        self._inboxes.pop(request_id, None)
-        self.cancel(request_id)
-
-    def _chunks(self, choices: list[Request]) -> Iterator[Chunk]:
-        """Yield a followed request's chunks, stepping whenever none is there."""
-        request_id, num_left = choices[0].id, len(choices)
-        inbox = self._inboxes[request_id]
-        while num_left:
-            while not inbox:
-                if request_id not in self._scheduler:
-                    raise SlipstreamError("the request was dropped when a step of it failed")
-                for output in self.step():
-                    self._deliver(output.request_id, output.chunk)
-            chunk = inbox.popleft()
-            num_left -= chunk.reply is not None
-            yield chunk
-
-    def _deliver(self, request_id: int, chunk: Chunk) -> None:
-        if request_id in self._inboxes:
-            self._inboxes[request_id].append(chunk)
+    def _deliver(self, outputs: Sequence[Output]) -> None:
+        """Hand outputs to those who wait for them; requests whose receiver failed are cancelled."""
+        for output in outputs:
+            if not self._deliveries.hand_out(output.request_id, output.chunk):
+                self.forget(output.request_id)
+        for output in outputs:
+            if output.chunk.reply is not None and output.request_id not in self._scheduler:
+                self._deliveries.forget(output.request_id)
 
     def _schedule(self) -> list[Round]:
         """Return the rounds of this step."""
@@ -244,21 +262,15 @@ class Engine:
         """Return what the step adds to each request; finished ones leave."""
         outputs = []
         for part in batch:
-            if not part.emitted:
-                continue
             request, reply = part.request, None
+            if not part.is_last:
+                continue
             if request.finish_reason is not None:
                 self._scheduler.finish(request)
                 self._release([request])
                 self.stats.finished += 1
                 reply = make_reply(request, load_s=self.load_s)
-            chunk = Chunk(
-                text=part.text,
-                token_ids=part.emitted,
-                accepted=min(part.accepted, len(part.emitted)),
-                reply=reply,
-            )
-            outputs.append(Output(request_id=request.id, chunk=chunk))
+            outputs.append(Output(request_id=request.id, chunk=make_chunk(part, reply)))
         return outputs
 
     @contextmanager
@@ -266,12 +278,23 @@ class Engine:
         """Drop the batch's requests if the block raises, so that the next step can go on."""
         try:
             yield
-        except BaseException:
-            for request_id in {part.request.id for part in batch}:
-                choices = self._scheduler.remove(request_id)
-                self._release(choices)
-                self.stats.dropped += len(choices)
+        except BaseException as cause:
+            ids = {part.request.id for part in batch}
+            self._drop(ids, "the request was dropped when a step of it failed", cause)
             raise
+
+    def _drop(
+        self, request_ids: Iterable[int], message: str, cause: BaseException | None = None
+    ) -> None:
+        """End requests without a reply and tell those who wait for them."""
+        for request_id in request_ids:
+            error = SlipstreamError(message)
+            error.__cause__ = cause
+            choices = self._scheduler.remove(request_id)
+            self._release(choices)
+            self.stats.dropped += len(choices)
+            self._deliveries.hand_out(request_id, error)
+            self._deliveries.forget(request_id)
 
     def _release(self, requests: Sequence[Request]) -> None:
         """Give back what requests hold: first all pages, then what drafters keep."""
@@ -279,6 +302,12 @@ class Engine:
             request.sequence.release(self.pages)
         for request in requests:
             drafting.let_go(request)
+
+
+def _pick_kernel(target: Target) -> PickKernel:
+    """Return the sampler's kernel: compiled on the cpu back end, else numpy; the bytes agree."""
+    isa = getattr(target.backend, "isa", None)
+    return reference_kernel() if isa is None else native_kernel(isa)
 
 
 def each_with_params(

@@ -11,6 +11,7 @@ from slipstream.engine.pages import PagePool
 from slipstream.engine.round import Round, pack
 from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
+from slipstream.errors import SlipstreamError
 from slipstream.policy.base import RoundOutcome
 
 Clock = Callable[[], float]
@@ -58,30 +59,53 @@ def verify(
     began = clock()
     for part in batch:
         part.request.sequence.reserve(part.num_rows, pages)
-    choices = target.step(pack(batch, pad_to=pad_to)).argmax.tolist()
+    result = target.step(pack(batch, pad_to=pad_to))
+    choices = result.argmax.tolist()
     verify_s = clock() - began
     first = 0
     for part in batch:
         part.request.sequence.extend_kv(part.num_rows)
-        part.target_ids = choices[first : first + part.num_logits]
-        first += part.num_logits
+        end = first + part.num_logits
+        part.logits, part.target_ids = result.logits[first:end], choices[first:end]
+        first = end
         part.verify_s = verify_s
 
 
 def accept(batch: Sequence[Round]) -> None:
-    """Keep the drafts that the target picked itself, and cut at a stop or limit."""
+    """Keep the drafts that the target picks itself, and cut at a stop id or the limit."""
     for part in batch:
         if part.is_last:
             request = part.request
-            part.accepted, emitted = accept_drafts(part.drafts, part.target_ids)
+            try:
+                part.accepted, emitted = _picked(part)
+            except SlipstreamError as error:  # every token is banned, or the row is broken
+                request.error, request.finish_reason = error, "error"
+                continue
             part.emitted, request.finish_reason = cut(emitted, request.stop_ids, request.remaining)
 
 
 def read(batch: Sequence[Round]) -> None:
     """Turn emitted ids into text, and cut at a stop string."""
     for part in batch:
-        if part.emitted:
-            _read(part)
+        request = part.request
+        # A stop id is not text.
+        spelled = part.emitted[:-1] if request.finish_reason == "stop" else part.emitted
+        too_early = request.min_tokens - request.sequence.num_generated
+        part.text, num_used = request.text.push(spelled, may_stop_after=too_early)
+        if num_used is not None:
+            part.emitted, request.finish_reason = part.emitted[:num_used], "stop"
+        elif request.finish_reason is not None:
+            part.text += request.text.finish()
+
+
+def score(batch: Sequence[Round]) -> None:
+    """Take the log-probabilities of the emitted tokens where they are asked for."""
+    for part in batch:
+        request = part.request
+        if request.reports_logprobs:
+            pairs = zip(part.logits, part.emitted, strict=False)
+            part.logprobs = [request.sampler.logprobs(row, token) for row, token in pairs]
+            request.logprobs += part.logprobs
 
 
 def commit(batch: Sequence[Round], pages: PagePool) -> None:
@@ -122,13 +146,10 @@ def observe(batch: Sequence[Round], stats: EngineStats, now: float) -> None:
         drafting.tell(request, part.drafts, part.accepted)
 
 
-def _read(part: Round) -> None:
+def _picked(part: Round) -> tuple[int, list[int]]:
+    """Return the accepted count and the target's choices, the accepted drafts and one more."""
     request = part.request
-    text = request.text
-    # A stop id is not text.
-    spelled = part.emitted[:-1] if request.finish_reason == "stop" else part.emitted
-    part.text, num_used = text.push(spelled)
-    if num_used is not None:
-        part.emitted, request.finish_reason = part.emitted[:num_used], "stop"
-    elif request.finish_reason is not None:
-        part.text += text.finish()
+    if request.history is None:
+        return accept_drafts(part.drafts, part.target_ids)
+    emitted = request.sampler.pick_run(part.logits, request.history, part.drafts)
+    return len(emitted) - 1, emitted

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 from slipstream.drafters.base import Drafter
 from slipstream.engine.pages import pages_for
+from slipstream.engine.sampling import RowHistory, Sampler, TokenLogprobs
 from slipstream.engine.sequence import TokenSequence
 from slipstream.engine.stats import ReplyStats
 from slipstream.engine.text import ReplyText
+from slipstream.errors import SlipstreamError
 from slipstream.policy.base import Policy
 from slipstream.types import FinishReason, KSetting
 
@@ -24,6 +26,10 @@ class Request:
         drafter: None without one, or once it failed.
         drafter_name: what reports call it, "none" for none.
         drafter_failure: why the drafter was dropped, None if it was not.
+        history: what the sampler goes by; None where a step's own argmax is what it would pick.
+        min_tokens: a stop string does not end the reply before it has that many tokens.
+        logprobs: one entry per token, if they are reported.
+        error: why it cannot go on, set where it ends with finish_reason "error".
     """
 
     id: int
@@ -38,7 +44,14 @@ class Request:
     drafter: Drafter | None
     drafter_name: str
     drafter_failure: str | None
+    sampler: Sampler
+    history: RowHistory | None
+    min_tokens: int
+    reports_logprobs: bool
+    num_choices: int
     text: ReplyText
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: SlipstreamError | None = None
     stats: ReplyStats = field(default_factory=ReplyStats)
     finish_reason: FinishReason | None = None
 

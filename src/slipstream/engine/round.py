@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipstream.engine.request import Request
-from slipstream.kernels.ops import Rows
+from slipstream.engine.sampling import TokenLogprobs
+from slipstream.kernels.ops import F32, Rows
 from slipstream.policy.base import RoundView
 
 PADDING_POSITION = -1
@@ -29,10 +30,13 @@ class Round:
         proposed: what a free drafter offers.
         k: what the policy chose.
         drafts: what is verified, at most k tokens.
-        target_ids: the target's choices after the last input and after each draft.
+        logits: raw logits after the last input and after each draft, float32 of shape (k + 1, V);
+            gone with the next forward.
+        target_ids: their argmax.
         accepted: length of the accepted prefix of `drafts`.
         emitted: the tokens that the request gains.
         text: the text that becomes final with them.
+        logprobs: their log-probabilities, if the request reports them.
     """
 
     request: Request
@@ -42,10 +46,12 @@ class Round:
     proposed: list[int] = field(default_factory=list)
     k: int = 0
     drafts: list[int] = field(default_factory=list)
+    logits: F32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     target_ids: list[int] = field(default_factory=list)
     accepted: int = 0
     emitted: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     draft_s: float = 0.0
     verify_s: float = 0.0
 

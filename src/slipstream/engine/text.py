@@ -65,7 +65,8 @@ class ReplyText:
         return self._keep(held + self._detokenizer.finish())
 
     def _keep(self, piece: str) -> str:
-        self._pieces.append(piece)
+        if piece:
+            self._pieces.append(piece)
         return piece
 
     def _stop_at(self) -> int | None:
