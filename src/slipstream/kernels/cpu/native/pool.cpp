@@ -3,9 +3,15 @@
 #include <chrono>
 
 namespace {
+using Clock = std::chrono::steady_clock;
+
 // A worker waits this long for the next step before it parks: longer than the Python between two
-// steps of a reply (30 to 60 us), far shorter than anybody would notice as load.
+// steps of a reply (30 to 110 us), far shorter than anybody would notice as load.
 constexpr auto SPIN = std::chrono::microseconds(200);
+// No balanced step of a few rows makes a member wait this long; a lost time slice does.
+constexpr auto STALL = std::chrono::microseconds(500);
+constexpr uint64_t ACTIVE_BITS = 10;
+constexpr uint64_t ACTIVE_MASK = (uint64_t(1) << ACTIVE_BITS) - 1;
 }  // namespace
 
 Team::Team(int size) : size_(size) {
@@ -17,17 +23,22 @@ Team::~Team() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);
-    job_.fetch_add(1);
+    job_.fetch_add(uint64_t(1) << ACTIVE_BITS);
   }
   wake_.notify_all();
   for (auto& thread : threads_) thread.join();
 }
 
-void Team::run(void (*fn)(void*, int), void* context) {
-  if (size_ == 1) return fn(context, 0);
+void Team::run(void (*fn)(void*, int), void* context, int active) {
+  stalled_.store(false, std::memory_order_relaxed);
+  active_ = active;
+  if (active == 1) return fn(context, 0);
   fn_ = fn;
   context_ = context;
-  job_.fetch_add(1);  // sequentially consistent, as is parked_: one side always sees the other
+  // Sequentially consistent, as is parked_: a worker about to park and this caller cannot both
+  // miss each other. Count and size travel in one word, so that a worker who was left out of
+  // earlier runs never takes one run's size for another's.
+  job_.store(((job_.load() >> ACTIVE_BITS) + 1) << ACTIVE_BITS | uint64_t(active));
   if (parked_.load() > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
     wake_.notify_all();
@@ -36,13 +47,21 @@ void Team::run(void (*fn)(void*, int), void* context) {
   barrier();
 }
 
+void Team::wait_long(unsigned phase) {
+  const auto start = Clock::now();
+  while (phase_.load(std::memory_order_acquire) == phase) {
+    std::this_thread::yield();
+    if (Clock::now() - start > STALL) stalled_.store(true, std::memory_order_relaxed);
+  }
+}
+
 void Team::work(int member) {
-  unsigned seen = 0;
+  uint64_t seen = 0;
   for (;;) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     for (int spins = 0; job_.load(std::memory_order_acquire) == seen; ++spins) {
       relax();
-      if (spins % 64 == 63 && std::chrono::steady_clock::now() - start > SPIN) {
+      if (spins % 64 == 63 && Clock::now() - start > SPIN) {
         std::unique_lock<std::mutex> lock(mutex_);
         parked_.fetch_add(1);
         wake_.wait(lock, [&] { return job_.load() != seen; });
@@ -51,6 +70,7 @@ void Team::work(int member) {
     }
     seen = job_.load(std::memory_order_acquire);
     if (stop_.load()) return;
+    if (uint64_t(member) >= (seen & ACTIVE_MASK)) continue;
     fn_(context_, member);
     barrier();
   }

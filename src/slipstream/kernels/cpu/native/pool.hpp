@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -27,33 +28,42 @@ class Team {
 
   int size() const { return size_; }
 
-  // Run fn(context, member) for member 0 (the caller) to size - 1; returns when all are done.
-  void run(void (*fn)(void*, int), void* context);
+  // Run fn(context, member) for member 0 (the caller) to active - 1; returns when all are done.
+  void run(void (*fn)(void*, int), void* context, int active);
 
-  // Every member of the running function must arrive before any goes on.
+  // Members of the function that runs.
+  int active() const { return active_; }
+
+  // Whether a member waited so long in the last run that another must have lost its core.
+  bool stalled() const { return stalled_.load(std::memory_order_relaxed); }
+
+  // Every active member must arrive before any goes on.
   void barrier() {
-    if (size_ == 1) return;
+    if (active_ == 1) return;
     const unsigned phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == active_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
       phase_.store(phase + 1, std::memory_order_release);
       return;
     }
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-      if (spins < 4000)
-        relax();
-      else
-        std::this_thread::yield();
+    for (int spins = 0; spins < 4000; ++spins) {
+      if (phase_.load(std::memory_order_acquire) != phase) return;
+      relax();
     }
+    wait_long(phase);
   }
 
  private:
   void work(int member);
+  void wait_long(unsigned phase);
 
   const int size_;
+  int active_ = 1;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<unsigned> phase_{0};
-  alignas(64) std::atomic<unsigned> job_{0};
+  // What to do next: a count in the upper bits, the number of active members in the lower ten.
+  alignas(64) std::atomic<uint64_t> job_{0};
+  std::atomic<bool> stalled_{false};
   std::atomic<int> parked_{0};
   std::atomic<bool> stop_{false};
   void (*fn_)(void*, int) = nullptr;

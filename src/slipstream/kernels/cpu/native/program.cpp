@@ -9,6 +9,8 @@ constexpr int TILE_ROWS = 4;  // rows of one sequence that share a page's conver
 // barrier.
 constexpr int ALONE_ROWS = 2;
 constexpr int ALIGN = 16;  // floats
+// After a stall the team is tried again this much later, twice as late after each further stall.
+constexpr auto LONGEST_ALONE = std::chrono::microseconds(1280000);
 }  // namespace
 
 Program::Program(const Kernels* kernels, std::shared_ptr<Team> team, int max_rows, int max_logits,
@@ -58,7 +60,7 @@ void Program::attention(int q, std::shared_ptr<KV> kv, int layer, int out) {
 }
 
 Program::Range Program::mine(int member, int units) const {
-  const int size = team_->size();
+  const int size = team_->active();
   return {int(int64_t(units) * member / size), int(int64_t(units) * (member + 1) / size)};
 }
 
@@ -105,14 +107,31 @@ void Program::run(const RowsView& rows, const int32_t* logit_rows, int num_logit
                       std::max(size_t(rows_.rows) * size_t(std::min(max_splits_, 4096)),
                                size_t(team_->size()) * 2 * TILE_ROWS);
   if (partials_.bytes() < need) partials_ = Memory(need);
-  team_->run([](void* self, int member) { static_cast<Program*>(self)->work(member); }, this);
+  run_team();
   for (int i = 0; i < num_logits_; ++i) {
     Best top{-std::numeric_limits<float>::infinity(), 0};
-    for (int member = 0; member < team_->size(); ++member) {
+    for (int member = 0; member < team_->active(); ++member) {
       const Best& best = best_[size_t(member) * size_t(num_logits_) + size_t(i)];
       if (best.index >= 0 && best.value > top.value) top = best;
     }
     argmax_[i] = top.index;
+  }
+}
+
+// A team is as slow as its slowest member, and one that has lost its core to another process is ten
+// times slower than a single thread. So after a stall steps of few rows run alone for a while, then
+// try again; the number of threads never changes a byte.
+void Program::run_team() {
+  const bool few = rows_.rows <= MAX_SHARE;
+  const bool alone = few && Clock::now() < alone_until_;
+  team_->run([](void* self, int member) { static_cast<Program*>(self)->work(member); }, this,
+             alone ? 1 : team_->size());
+  if (!few || alone || team_->size() == 1) return;
+  if (team_->stalled()) {
+    alone_until_ = Clock::now() + alone_for_;
+    alone_for_ = std::min(2 * alone_for_, LONGEST_ALONE);
+  } else {  // forgotten over some fifty good steps, not at the first
+    alone_for_ = std::max(alone_for_ * 19 / 20, SHORTEST_ALONE);
   }
 }
 
@@ -229,7 +248,7 @@ void Program::run_rope(const Op& op, int member) {
 
 void Program::run_attention(const Op& op, int member) {
   const KVView kv = op.kv->view(op.layer);
-  if (int(tiles_.size()) * kv.kv_heads >= 4 * team_->size()) return attend_whole(op, member);
+  if (int(tiles_.size()) * kv.kv_heads >= 4 * team_->active()) return attend_whole(op, member);
   // Few rows: splits run side by side and are folded afterwards, in the same order.
   const int d = kv.head_dim, group = kv.group();
   const size_t size = size_t(d) + LANES, head_stride = size, row_stride = size * size_t(group);
@@ -262,7 +281,7 @@ void Program::run_attention(const Op& op, int member) {
 // Many rows: a member takes a tile of rows with one KV head through all its splits.
 void Program::attend_whole(const Op& op, int member) {
   const KVView kv = op.kv->view(op.layer);
-  const int d = kv.head_dim, group = kv.group(), size = team_->size();
+  const int d = kv.head_dim, group = kv.group(), size = team_->active();
   const size_t width = size_t(d) + LANES, block = width * size_t(group) * TILE_ROWS;
   float* const running = partials_.floats() + size_t(member) * 2 * block;
   float* const partials = running + block;
@@ -288,7 +307,7 @@ void Program::attend_whole(const Op& op, int member) {
 void Program::run_argmax(int member) {
   const Range range = mine(member, vocab_ / ALIGN);
   const int n0 = range.begin * ALIGN;
-  const int n1 = member + 1 == team_->size() ? vocab_ : range.end * ALIGN;
+  const int n1 = member + 1 == team_->active() ? vocab_ : range.end * ALIGN;
   for (int i = 0; i < num_logits_; ++i) {
     const float* row = logits_ + size_t(i) * size_t(vocab_);
     Best& best = best_[size_t(member) * size_t(num_logits_) + size_t(i)];

@@ -1,6 +1,7 @@
 // A recorded forward: a flat list of kernel calls with the row count as an argument.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -28,7 +29,11 @@ struct Op {
   int layer = 0;
 };
 
+constexpr auto SHORTEST_ALONE = std::chrono::microseconds(20000);
+
 class Program {
+  using Clock = std::chrono::steady_clock;
+
  public:
   Program(const Kernels* kernels, std::shared_ptr<Team> team, int max_rows, int max_logits,
           float* logits, int32_t* argmax, int vocab);
@@ -60,6 +65,7 @@ class Program {
     float value;
     int32_t index;
   };
+  void run_team();
   Range mine(int member, int units) const;
   float* at(int slot, int row) const;
   void work(int member);
@@ -92,4 +98,8 @@ class Program {
   int max_splits_ = 0;
   Memory acts_, dense_, partials_;
   std::vector<Best> best_;
+
+  // Of the machine: until when other processes make the team slower than one thread.
+  Clock::time_point alone_until_{};
+  std::chrono::microseconds alone_for_ = SHORTEST_ALONE;
 };
