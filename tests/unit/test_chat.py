@@ -14,8 +14,8 @@ from slipstream.cli import main
 from slipstream.cli.conversation import Conversation
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
-from slipstream.errors import RequestError
-from slipstream.types import SamplingParams
+from slipstream.errors import CapacityError, RequestError
+from slipstream.types import Output, SamplingParams
 from tests.fake_model import continuation
 from tests.fake_talker import loader, talker
 from tests.terminal import converse
@@ -231,6 +231,21 @@ def test_errors_at_the_prompt_are_told_and_survived() -> None:
     screen, code = on_terminal(steps, "--max-model-len", "200", "--max-tokens", "5")
     assert code == 0
     assert "Traceback" not in screen
+
+
+def test_a_reply_that_fails_is_told_and_not_remembered(
+    chat,  # type: ignore[no-untyped-def]
+    engines: list[Engine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(self: Engine) -> list[Output]:
+        raise CapacityError("no page left")
+
+    monkeypatch.setattr(Engine, "step", broken)
+    code, out, err = chat("hi\n")
+    assert (code, out, err) == (1, "", "error: no page left\n")
+    (engine,) = engines
+    assert engine.num_requests == 0
 
 
 def test_a_bracketed_paste_of_several_lines_is_one_turn() -> None:

@@ -20,7 +20,7 @@ from slipstream.cli.turns import TypedTurns, piped_turns
 from slipstream.cli.view import Ink, ReplyView, closing_line, print_faint
 from slipstream.config import parse_k
 from slipstream.errors import ConfigError, RequestError, SlipstreamError
-from slipstream.types import Reply, SamplingParams
+from slipstream.types import Chunk, Reply, SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
@@ -128,12 +128,9 @@ class Chat:
                 while reply is None:
                     for output in self._engine.step():
                         if output.request_id == request_id:
-                            view.show(output.chunk)
-                            reply = output.chunk.reply
+                            reply = _shown(output.chunk, view)
                     if reply is None and wants_stop():
                         (reply,) = self._engine.cancel(request_id)
-                    if reply is None and not self._engine.num_requests:
-                        raise SlipstreamError("the reply was dropped")
         finally:
             self._engine.cancel(request_id)  # if it is still there
             view.end_line()
@@ -186,6 +183,18 @@ class Chat:
         )
         if sys.stdout.isatty():
             print(Ink.of(sys.stdout).legend(), end="\n\n", flush=True)
+
+
+def _shown(chunk: Chunk, view: ReplyView) -> Reply | None:
+    """Show a chunk and return its reply.
+
+    Raises:
+        SlipstreamError: the request could not go on.
+    """
+    view.show(chunk)
+    if chunk.error is not None:
+        raise chunk.error
+    return chunk.reply
 
 
 def _help(value: str) -> None:

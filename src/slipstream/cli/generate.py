@@ -16,7 +16,7 @@ from slipstream.cli.settings import engine_config, with_engine_flags
 from slipstream.cli.status import status
 from slipstream.cli.view import Ink, ReplyView, closing_line, print_faint
 from slipstream.errors import RequestError
-from slipstream.types import Reply, SamplingParams
+from slipstream.types import DetailedReply, Reply, SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
@@ -75,7 +75,7 @@ def generate(
     reply = _stream(engine, _prompt_for(engine, text, chat), params, echo=not json_output)
     if json_output:
         # ASCII, so that no character of the text can pass for the end of the line.
-        print(json.dumps(dataclasses.asdict(reply), allow_nan=False), flush=True)
+        print(json.dumps(_as_json(reply), allow_nan=False), flush=True)
     print_faint(closing_line(reply), sys.stderr)
 
 
@@ -83,6 +83,14 @@ def _prompt_for(engine: Engine, text: str, chat: bool | None) -> str | list[dict
     """Return the text as it is, or as a user's message for the chat template."""
     wants_chat = engine.has_chat_template if chat is None else chat
     return [{"role": "user", "content": text}] if wants_chat else text
+
+
+def _as_json(reply: Reply) -> dict[str, Any]:
+    """Return the object that --json prints; log-probabilities have names there."""
+    value = dataclasses.asdict(reply)
+    if isinstance(reply, DetailedReply) and reply.logprobs is not None:
+        value["logprobs"] = [entry._asdict() for entry in reply.logprobs]
+    return value
 
 
 def _stream(engine: Engine, prompt: Any, params: SamplingParams, *, echo: bool) -> Reply:

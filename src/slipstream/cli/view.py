@@ -25,6 +25,8 @@ from slipstream.types import Chunk, Reply
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
+_ENDS = {"length": " (limit reached)", "cancelled": " (stopped)"}
+
 
 class Detokenizer(Protocol):
     """Turns ids into text as they come."""
@@ -153,9 +155,8 @@ def harmless(text: str) -> str:
 def closing_line(reply: Reply) -> str:
     """Say in one line how fast a reply was and what speculation had to do with it."""
     report = reply.speculation
-    cut = {"stop": "", "length": " (limit reached)", "cancelled": " (stopped)"}
     parts = [
-        f"{reply.usage.completion_tokens} tokens{cut[reply.finish_reason]}",
+        f"{reply.usage.completion_tokens} tokens{_ENDS.get(reply.finish_reason, '')}",
         f"{reply.timing.decode_tokens_per_s:.1f} tok/s",
     ]
     if report.acceptance_length is not None:
