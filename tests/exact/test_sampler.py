@@ -181,6 +181,20 @@ def test_seed_choice_and_position_each_change_the_tokens(kernel: PickKernel) -> 
         assert sum(a == b for a, b in zip(base, other, strict=True)) < 4
 
 
+def test_numpy_numbers_as_parameters_change_nothing(kernel: PickKernel) -> None:
+    row = np.random.default_rng(6).normal(0, 2, 300).astype(np.float32)
+    plain: dict[str, Any] = {"temperature": 0.75, "top_p": 0.3, "top_k": 9, "min_p": 0.125}
+    odd = {name: np.float32(v) for name, v in plain.items()} | {"top_k": np.int32(9)}
+    plain["top_p"] = float(odd["top_p"])
+    tokens = []
+    for fields in (plain, odd):
+        for k in (kernel, reference_kernel()):
+            sampler = Sampler(SamplingParams(**fields), vocab_size=300, seed=np.int64(5), kernel=k)
+            history = sampler.history([1])
+            tokens.append([sampler.pick(row, history, position) for position in range(50)])
+    assert tokens == [tokens[0]] * 4
+
+
 def test_greedy_takes_the_lowest_id_among_equals(kernel: PickKernel) -> None:
     row = np.zeros(100, np.float32)
     row[[40, 70, 71]] = 3

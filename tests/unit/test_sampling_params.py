@@ -49,6 +49,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("temperature", -0.1, "temperature must be in [0, 100], got -0.1"),
     ("temperature", 100.5, "temperature must be in [0, 100], got 100.5"),
     ("temperature", NAN, "temperature must be in [0, 100], got nan"),
+    ("temperature", 10**400, "temperature must be in [0, 100], got 1000"),
     ("temperature", INF, "temperature must be in [0, 100], got inf"),
     ("temperature", "1", "temperature must be a number, got '1'"),
     ("temperature", None, "temperature must be a number, got None"),

@@ -49,9 +49,13 @@ class Sampler:
         bad_words_ids: Iterable[Iterable[int]] = (),
         kernel: PickKernel,
     ) -> None:
-        self._params = params
+        # Plain numbers: numpy's own would compute in another precision than the kernels.
+        self._temperature = float(params.temperature)
+        self._top_k, self._top_p = int(params.top_k), float(params.top_p)
+        self._min_p = float(params.min_p)
+        self._num_top = int(params.logprobs or 0)
         self._vocab_size = vocab_size
-        self._seed, self._choice = seed, choice
+        self._seed, self._choice = int(seed), choice
         self._processors = Processors(params, stop_ids=stop_ids, bad_words_ids=bad_words_ids)
         self._kernel = kernel
 
@@ -61,7 +65,7 @@ class Sampler:
 
         A step's own argmax then serves, as long as no grammar masks the row.
         """
-        return np.float32(self._params.temperature) == 0 and self._processors.idle
+        return bool(np.float32(self._temperature) == 0) and self._processors.idle
 
     def history(self, prompt_ids: Iterable[int]) -> RowHistory:
         """Return a history that keeps what this sampler needs."""
@@ -84,15 +88,14 @@ class Sampler:
                 +inf. Single NaNs are tokens that are never chosen.
         """
         assert logits.shape == (self._vocab_size,)
-        params = self._params
         token = self._kernel.pick(
             logits,
             *self._processors.overrides(logits, history),
             allowed,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
+            temperature=self._temperature,
+            top_k=self._top_k,
+            top_p=self._top_p,
+            min_p=self._min_p,
             key=NoiseKey(seed=self._seed, choice=self._choice, position=position),
         )
         if token < 0:
@@ -131,7 +134,7 @@ class Sampler:
         Raises:
             SlipstreamError: no logit is finite, or one is +inf.
         """
-        summary = self._kernel.summarize(logits, self._params.logprobs or 0)
+        summary = self._kernel.summarize(logits, self._num_top)
         if summary is None:
             raise _no_token(None)
         largest, total, top = summary

@@ -5,7 +5,6 @@ Ranges are those of the OpenAI API (penalties, bias, logprobs, stops) and of vLL
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from numbers import Real
@@ -121,11 +120,9 @@ def _integer(value: Any, param: str, *, low: int | None = None, high: int | None
 def _number(value: Any, param: str, *, low: float, high: float, without_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _mistyped(param, "a number", value)
-    number = float(value)
     # NaN fails every comparison, so what is allowed is asked, not what is wrong.
-    if not (
-        math.isfinite(number) and low <= number <= high and not (without_low and number == low)
-    ):
+    number: Any = value
+    if not ((number > low if without_low else number >= low) and number <= high):
         raise _wrong(param, f"in {'(' if without_low else '['}{low:g}, {high:g}]", value)
 
 
