@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -258,3 +259,27 @@ def test_a_bracketed_paste_of_several_lines_is_one_turn() -> None:
     assert code == 0
     assert screen.count("tok/s") == 1
     assert said("u:one\ntwo\n\nthree\na:") in screen.replace(MARK, "").replace(OFF, "")
+
+
+def test_an_unbracketed_paste_is_one_turn_where_the_editor_takes_no_brackets() -> None:
+    program = (
+        "import sys; from slipstream.cli import turns; turns._brackets_pastes = lambda: False; "
+        "from tests.fake_talker import run; sys.exit(run(['chat', 'tiny', '--max-tokens', '6']))"
+    )
+    steps = [("> ", "one\rtwo\r\rthree\r"), ("tok/s", ""), ("> ", "/exit\r")]
+    screen, code = converse(program, steps)
+    assert code == 0
+    assert screen.count("tok/s") == 1
+    assert said("u:one\ntwo\n\nthree\na:") in screen.replace(MARK, "").replace(OFF, "")
+
+
+def test_replies_alone_go_to_a_file_while_the_prompt_stays_on_the_terminal(tmp_path: Path) -> None:
+    target = tmp_path / "replies"
+    program = (
+        f"import sys; sys.stdout = open({str(target)!r}, 'w'); "
+        "from tests.fake_talker import run; sys.exit(run(['chat', 'tiny', '--max-tokens', '6']))"
+    )
+    screen, code = converse(program, [("> ", "hi\r"), ("tok/s", ""), ("> ", "\x04")])
+    assert code == 0
+    assert target.read_text() == said("u:hi\na:") + "\n"
+    assert "<" not in screen

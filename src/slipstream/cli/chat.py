@@ -121,19 +121,19 @@ class Chat:
     def _reply(self, text: str, stoppable: bool) -> Reply:
         """Stream a reply to stdout."""
         view = ReplyView(sys.stdout, self._engine)
-        request_id = self._conversation.submit(text, self._params, _say)
         reply: Reply | None = None
-        try:
-            with _ctrl_c(stoppable) as wants_stop:
+        with _ctrl_c(stoppable) as wants_stop:
+            request_id = self._conversation.submit(text, self._params, _say)
+            try:
                 while reply is None:
                     for output in self._engine.step():
                         if output.request_id == request_id:
                             reply = _shown(output.chunk, view)
                     if reply is None and wants_stop():
                         (reply,) = self._engine.cancel(request_id)
-        finally:
-            self._engine.cancel(request_id)  # if it is still there
-            view.end_line()
+            finally:
+                self._engine.cancel(request_id)  # if it is still there
+                view.end_line()
         return reply
 
     def _command(self, line: str) -> bool:

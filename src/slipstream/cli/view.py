@@ -2,7 +2,8 @@
 
 In a pipe the text passes byte for byte. On a terminal accepted draft tokens are marked, and a
 control character of the model's is shown as its picture ("␛"), so that no reply can move the
-cursor, set a title or answer for the user. Nothing in a reply is taken for markup.
+cursor, set a title or answer for the user. Nothing in a reply is taken for markup, and wrapping is
+left to the terminal, so that what is copied from it is what was said.
 
 A round's text need not be its tokens' text: half a character, or what may become a stop string, is
 held back. So tokens are spelled one by one here, ahead of the text, and the text that arrives takes
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -167,6 +170,12 @@ def closing_line(reply: Reply) -> str:
 
 
 def print_faint(text: str, stream: TextIO) -> None:
-    """Print a line about a reply, not of it."""
+    """Print lines about a reply, not of it; on a terminal they break between words."""
     ink = Ink.of(stream)
+    if stream.isatty():
+        columns = shutil.get_terminal_size().columns
+        wrapped = (
+            textwrap.wrap(line, columns, subsequent_indent="  ") for line in text.split("\n")
+        )
+        text = "\n".join("\n".join(lines) for lines in wrapped)
     print(f"{ink.faint}{text}{ink.off}", file=stream, flush=True)
