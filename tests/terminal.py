@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0  # for one expected text, on a machine that may be busy
 SETTLE_S = 0.3
+# Makes stdin the session's terminal, so that Ctrl-C is a signal.
+TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 
 
 def converse(
@@ -41,14 +43,13 @@ def converse(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", f"{TAKE_TERMINAL}\n{program}"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         cwd=ROOT,
         env={**environment, "TERM": term, **variables},
         start_new_session=True,
-        preexec_fn=_take_terminal,
     )
     os.close(theirs)
     try:
@@ -64,11 +65,6 @@ def converse(
         process.kill()
         process.wait()
         os.close(ours)
-
-
-def _take_terminal() -> None:
-    """Make stdin the session's terminal, so that Ctrl-C is a signal."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _read_until(terminal: int, screen: str, seen: int, expected: str | None) -> tuple[str, int]:
