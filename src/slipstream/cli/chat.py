@@ -61,12 +61,12 @@ def chat(
             f"chat needs a chat template, and {model} has none",
             hint="slipstream generate --raw continues a text",
         )
-    session = Chat(engine, params, system)
+    dialogue = Chat(engine, params, system)
     if sys.stdin.isatty():
-        session.talk(model)
+        dialogue.talk(model)
     else:
         for text in piped_turns():
-            if not session.take(text):
+            if not dialogue.take(text):
                 break
 
 
