@@ -45,6 +45,11 @@ class PagePool:
         """Pages that sequences have; a shared one counts once."""
         return len(self._holders)
 
+    @property
+    def num_published(self) -> int:
+        """Pages that entered the prefix cache so far."""
+        return self.cache.num_added if self.cache else 0
+
     def allocate(self, count: int) -> list[int]:
         """Return `count` zeroed pages that nobody else has.
 

@@ -31,10 +31,12 @@ class PrefixCache:
 
     Attributes:
         root: the empty prefix.
+        num_added: pages entered so far.
     """
 
     def __init__(self) -> None:
         self.root = Node(-1, (), None)
+        self.num_added = 0
         self._nodes: dict[int, Node] = {}
         self._idle: dict[int, None] = {}  # in order of becoming idle
 
@@ -49,6 +51,7 @@ class PrefixCache:
     def add(self, parent: Node, token_ids: Ids, page: int) -> Node:
         """Enter a page that a sequence holds; nothing may be cached there yet."""
         assert token_ids not in parent.children, "these tokens are cached already"
+        self.num_added += 1
         node = parent.children[token_ids] = self._nodes[page] = Node(page, token_ids, parent)
         return node
 

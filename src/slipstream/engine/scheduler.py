@@ -26,8 +26,8 @@ class Scheduler:
         self._pages = pages
         self._running: list[Request] = []
         self._waiting: deque[Request] = deque()
-        # The request that was last found too large, and the pages there were then.
-        self._refused: tuple[Request, int] | None = None
+        # The request that was last found too large, and what there was for it then.
+        self._refused: tuple[Request, int, int] | None = None
 
     def __len__(self) -> int:
         return len(self._running) + len(self._waiting)
@@ -93,12 +93,13 @@ class Scheduler:
         available = self._pages.num_free - promised
         if request.max_pages <= available:
             return True
-        if self._refused == (request, available):
+        attempt = request, available, self._pages.num_published
+        if attempt == self._refused:
             return False
         request.sequence.adopt(self._pages)
         held = len(request.sequence.pages)
         if request.max_pages - held <= self._pages.num_free - promised:
             return True
         request.sequence.release(self._pages)
-        self._refused = (request, available)
+        self._refused = attempt
         return False
