@@ -100,7 +100,8 @@ class Visit:
 def play(engine: Engine, visits: list[Visit], backend_name: str) -> int:
     """Run requests that come and go, compare all with their serial runs; return tokens compared."""
     waiting = sorted(visits, key=lambda visit: visit.arrives)
-    ended, leaving = [0], []
+    leaving: list[int] = []
+    pairs: list[tuple[Reply, Facts]] = []  # compared at the end: a receiver must not raise
 
     def submit(visit: Visit) -> None:
         choices = engine.check(visit.prompt, visit.params)
@@ -111,13 +112,8 @@ def play(engine: Engine, visits: list[Visit], backend_name: str) -> int:
             nonlocal num_chunks
             assert isinstance(item, Chunk)
             num_chunks += 1
-            if item.reply is not None and item.reply.finish_reason == "cancelled":
-                count = len(item.reply.token_ids)
-                assert item.reply.token_ids == texts[item.choice][0][:count]
-                ended[0] += count
-            elif item.reply is not None:
-                assert facts(item.reply) == texts[item.choice]
-                ended[0] += len(item.reply.token_ids)
+            if item.reply is not None:
+                pairs.append((item.reply, texts[item.choice]))
             elif num_chunks == visit.leaves:
                 leaving.append(choices[0].id)
 
@@ -133,7 +129,13 @@ def play(engine: Engine, visits: list[Visit], backend_name: str) -> int:
         check_engine(engine)
         step += 1
     assert engine.pages.num_taken == 0
-    return ended[0]
+    assert len(pairs) == sum(visit.params.n for visit in visits)
+    for reply, expected in pairs:
+        if reply.finish_reason == "cancelled":
+            assert reply.token_ids == expected[0][: len(reply.token_ids)]
+        else:
+            assert facts(reply) == expected
+    return sum(len(reply.token_ids) for reply, _ in pairs)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from slipstream.types import Chunk, DetailedReply, Reply, SamplingParams
 from tests.engine_checks import check_engine
 from tests.fake_model import Scripted, fake_engine
 
+Facts = tuple[str, list[int], str, Any]
 LEN = 96
 BASE = [(5 * i) % 97 for i in range(64)]
 
@@ -46,7 +47,7 @@ PARAMS = st.builds(
 
 
 @cache
-def serial(prompt: tuple[int, ...], params: SamplingParams) -> list[tuple[Any, ...]]:
+def serial(prompt: tuple[int, ...], params: SamplingParams) -> list[Facts]:
     """Return what each choice gives when it runs alone, one token a step, nothing cached."""
     engine = fake_engine(
         max_model_len=LEN, k="off", max_num_seqs=1, prefix_cache="off", stop_ids=[11]
@@ -55,7 +56,7 @@ def serial(prompt: tuple[int, ...], params: SamplingParams) -> list[tuple[Any, .
     return [facts(reply) for reply in engine.generate([list(prompt)], plain)]
 
 
-def facts(reply: Reply) -> tuple[Any, ...]:
+def facts(reply: Reply) -> Facts:
     """Return what must not depend on anything but prompt, parameters and seed."""
     logprobs = reply.logprobs if isinstance(reply, DetailedReply) else None
     return reply.text, reply.token_ids, reply.finish_reason, logprobs
@@ -96,6 +97,8 @@ class Machine(RuleBasedStateMachine):
             stop_ids=[11],
         )
         self.running: dict[int, int] = {}  # choices that have no reply yet, by request
+        # Replies, what their chunks held, and what they must be; a receiver must not raise.
+        self.ended: list[tuple[Reply, list[int], Facts]] = []
         self.streams: list[tuple[Stream, tuple[int, ...], SamplingParams]] = []
 
     @rule(prompt=PROMPTS, params=PARAMS)
@@ -107,15 +110,9 @@ class Machine(RuleBasedStateMachine):
         def receive(item: Item) -> None:
             assert isinstance(item, Chunk)
             ids[item.choice] += item.token_ids
-            if item.reply is None:
-                return
-            self.running[request_id] -= 1
-            assert item.reply.token_ids == ids[item.choice]
-            if item.reply.finish_reason == "cancelled":
-                expected = texts[item.choice][1]
-                assert item.reply.token_ids == expected[: len(item.reply.token_ids)]
-            else:
-                assert facts(item.reply) == texts[item.choice]
+            if item.reply is not None:
+                self.running[request_id] -= 1
+                self.ended.append((item.reply, ids[item.choice], texts[item.choice]))
 
         self.engine.queue(choices, receive)
         self.running[request_id] = params.n
@@ -154,6 +151,16 @@ class Machine(RuleBasedStateMachine):
             assert ids == serial(prompt, params)[choice][1][: len(ids)]
 
     @invariant()
+    def replies_are_the_serial_ones(self) -> None:
+        for reply, ids, expected in self.ended:
+            assert reply.token_ids == ids
+            if reply.finish_reason == "cancelled":
+                assert ids == expected[1][: len(ids)]
+            else:
+                assert facts(reply) == expected
+        self.ended.clear()
+
+    @invariant()
     def is_sound(self) -> None:
         check_engine(self.engine)
 
@@ -166,6 +173,7 @@ class Machine(RuleBasedStateMachine):
             if not self.engine.num_requests:
                 break
             self.engine.step()
+        self.replies_are_the_serial_ones()
         assert not any(self.running.values())
         check_engine(self.engine)
         assert (self.engine.num_requests, self.engine.pages.num_taken) == (0, 0)
