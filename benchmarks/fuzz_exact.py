@@ -133,7 +133,7 @@ class Fuzzer:
         together = self._engine(
             max_num_seqs=draw.randint(1, 8),
             max_batch_rows=draw.choice([0, 0, 8, 24, 100]),
-            prefill_chunk=draw.choice([1, 7, 16, 64, 256]),
+            prefill_chunk=draw.choice([3, 16, 64, 256, 256]),
             prefix_cache=draw.choice(["on", "on", "off"]),
             verify_pad=draw.choice(["auto", "4"]),
         )
@@ -212,7 +212,7 @@ class Fuzzer:
 
     def _visits(self) -> list[Visit]:
         draw = self.draw
-        shared = self._slice(draw.randint(1, 120))
+        shared = self._slice(draw.randint(1, 80))
         return [
             Visit(
                 prompt=self._prompt(shared),
@@ -225,7 +225,7 @@ class Fuzzer:
 
     def _prompt(self, shared: list[int]) -> list[int]:
         draw = self.draw
-        own = self._slice(draw.randint(1, 100))
+        own = self._slice(draw.randint(1, 60))
         return draw.choice([own, shared, shared + own, shared[: draw.randint(1, len(shared))]])
 
     def _slice(self, length: int) -> list[int]:
@@ -296,7 +296,7 @@ def main() -> int:
         target, tokenizer, source = tiny_target()
     else:
         target, tokenizer, source = real_target(arguments.model, arguments.threads)
-    fuzzer = Fuzzer(target, tokenizer, source, seed=arguments.seed, max_tokens=64)
+    fuzzer = Fuzzer(target, tokenizer, source, seed=arguments.seed, max_tokens=200)
     began = time.perf_counter()
     said = 0
 
