@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slipstream.config import EngineConfig
     from slipstream.engine.engine import Engine
     from slipstream.engine.load import load
+    from slipstream.engine.threaded import ThreadedEngine
     from slipstream.errors import (
         CapacityError,
         ConfigError,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         RequestError,
         SlipstreamError,
     )
-    from slipstream.types import Chunk, Reply, SamplingParams
+    from slipstream.types import Chunk, DetailedReply, Reply, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "CapacityError",
     "Chunk",
     "ConfigError",
+    "DetailedReply",
     "Engine",
     "EngineConfig",
     "LoadError",
@@ -45,6 +47,7 @@ __all__ = [
     "RequestError",
     "SamplingParams",
     "SlipstreamError",
+    "ThreadedEngine",
     "__version__",
     "load",
 ]
@@ -53,6 +56,7 @@ _HOMES = {
     "CapacityError": "slipstream.errors",
     "Chunk": "slipstream.types",
     "ConfigError": "slipstream.errors",
+    "DetailedReply": "slipstream.types",
     "Engine": "slipstream.engine.engine",
     "EngineConfig": "slipstream.config",
     "LoadError": "slipstream.errors",
@@ -61,6 +65,7 @@ _HOMES = {
     "RequestError": "slipstream.errors",
     "SamplingParams": "slipstream.types",
     "SlipstreamError": "slipstream.errors",
+    "ThreadedEngine": "slipstream.engine.threaded",
     "load": "slipstream.engine.load",
 }
 
