@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from slipstream.drafters.base import Drafter
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.delivery import Item
 from slipstream.engine.engine import Engine
+from slipstream.engine.threaded import ThreadedEngine
 from slipstream.types import Chunk, DetailedReply, Reply, SamplingParams
 from tests.engine_checks import check_engine
 from tests.exact.test_speculation_is_invisible import PROMPT, tiny_engine
@@ -205,6 +207,16 @@ def test_threads_and_rows_do_not_show(threads: int) -> None:
             Visit(p, q, arrives=i) for i, (p, q) in enumerate(zip(PROMPTS, PARAMS, strict=True))
         ]
         play(engine, visits, "cpu-auto")
+
+
+def test_threads_that_ask_at_once_get_their_serial_replies(backend_name: str) -> None:
+    make = drafters(backend_name)["uneven"]
+    pairs = [(PROMPTS[i % 8], PARAMS[i * 3 % 8]) for i in range(16)]
+    expected = [serial(backend_name, *pair) for pair in pairs]
+    with ThreadedEngine(tiny_engine(backend_name, make)) as engine, ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(engine.generate, [prompt], params) for prompt, params in pairs]
+        replies = [future.result(60) for future in asked]
+    assert [[facts(reply) for reply in each] for each in replies] == expected
 
 
 VISITS = st.builds(
