@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.delivery import Item
-from slipstream.engine.engine import Engine, Stream
+from slipstream.engine.engine import Engine
+from slipstream.engine.front import Stream
 from slipstream.types import Chunk, DetailedReply, Reply, SamplingParams
 from tests.engine_checks import check_engine
 from tests.fake_model import Scripted, fake_engine

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,7 +20,8 @@ from slipstream.drafters.base import Drafter
 from slipstream.engine import drafting, phases
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.check import Limits, Tokenizer, check_request
-from slipstream.engine.delivery import Deliveries, Item, Receiver, chunks, replies
+from slipstream.engine.delivery import Deliveries, Item, Receiver
+from slipstream.engine.front import Front
 from slipstream.engine.pages import PagePool
 from slipstream.engine.prefix import PrefixCache
 from slipstream.engine.prompt import Prompt, Template, prompt_ids
@@ -31,13 +32,11 @@ from slipstream.engine.sampling import PickKernel, native_kernel, reference_kern
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
-from slipstream.errors import RequestError, SlipstreamError
-from slipstream.types import Chunk, Output, Reply, SamplingParams
-
-Stream = Generator[Chunk, None, None]
+from slipstream.errors import SlipstreamError
+from slipstream.types import Output, Reply, SamplingParams
 
 
-class Engine:
+class Engine(Front):
     """Serves one target model.
 
     Args:
@@ -188,52 +187,13 @@ class Engine:
         """End every request without a reply; receivers get an error that says so."""
         self._drop({request.id for request in self._scheduler}, message)
 
-    def generate(
-        self,
-        prompts: str | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[Reply]:
-        """Return the replies to prompts, in order, choices side by side; all share forwards.
-
-        Args:
-            prompts: a list of prompts as `submit` takes them; a single text is one prompt.
-            params: for all of them, or one per prompt.
-
-        Raises:
-            RequestError: a request is wrong; none was run.
-        """
-        requests = [self.check(prompt, p) for prompt, p in each_with_params(prompts, params)]
-        inboxes: list[deque[Item]] = [deque() for _ in requests]
-        try:
-            for choices, inbox in zip(requests, inboxes, strict=True):
-                self.queue(choices, inbox.append)
-            return [
-                reply
-                for choices, inbox in zip(requests, inboxes, strict=True)
-                for reply in replies(len(choices), partial(self._take, inbox))
-            ]
-        finally:
-            for choices in requests:
-                self.forget(choices[0].id)
-
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
-        """Return an iterator over what each round adds; a choice's last chunk carries its reply.
-
-        The request is checked now and queued when the first chunk is asked for. Closing the
-        iterator cancels it.
-
-        Raises:
-            RequestError: the request is wrong.
-        """
-        return self._stream(self.check(prompt, params))
-
-    def _stream(self, choices: list[Request]) -> Stream:
+    def _open(self, choices: list[Request]) -> Callable[[], Item]:
         inbox: deque[Item] = deque()
-        try:
-            self.queue(choices, inbox.append)
-            yield from chunks(len(choices), partial(self._take, inbox))
-        finally:
-            self.forget(choices[0].id)
+        self.queue(choices, inbox.append)
+        return partial(self._take, inbox)
+
+    def _close(self, request_id: int) -> None:
+        self.forget(request_id)
 
     def _take(self, inbox: deque[Item]) -> Item:
         """Return the next item of an inbox, stepping until there is one."""
@@ -308,18 +268,3 @@ def _pick_kernel(target: Target) -> PickKernel:
     """Return the sampler's kernel: compiled on the cpu back end, else numpy; the bytes agree."""
     isa = getattr(target.backend, "isa", None)
     return reference_kernel() if isa is None else native_kernel(isa)
-
-
-def each_with_params(
-    prompts: str | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[tuple[Prompt, SamplingParams | None]]:
-    """Pair prompts with their params, one for all or one each.
-
-    Raises:
-        RequestError: there are not as many params as prompts.
-    """
-    texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-    each = list(params) if isinstance(params, Sequence) else [params] * len(texts)
-    if len(each) != len(texts):
-        raise RequestError(f"{len(texts)} prompts need as many params, got {len(each)}")
-    return list(zip(texts, each, strict=True))

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from slipstream.engine.check import Tokenizer
 from slipstream.errors import RequestError
+from slipstream.types import SamplingParams
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]  # raw text, token ids, or a conversation
@@ -44,3 +45,18 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, template: Template | None) 
             hint="give the prompt as text",
         )
     return tokenizer.encode(template.render(items), parse_special=True)
+
+
+def each_with_params(
+    prompts: str | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams | None]]:
+    """Pair prompts with their params, one for all or one each.
+
+    Raises:
+        RequestError: there are not as many params as prompts.
+    """
+    texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+    each = list(params) if isinstance(params, Sequence) else [params] * len(texts)
+    if len(each) != len(texts):
+        raise RequestError(f"{len(texts)} prompts need as many params, got {len(each)}")
+    return list(zip(texts, each, strict=True))

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from slipstream.engine.delivery import Item, Receiver, chunks, replies
-from slipstream.engine.engine import Engine, Stream, each_with_params
+from slipstream.engine.delivery import Item, Receiver
+from slipstream.engine.engine import Engine
+from slipstream.engine.front import Front
 from slipstream.engine.prompt import Prompt
 from slipstream.engine.request import Request
 from slipstream.errors import SlipstreamError
-from slipstream.types import Reply, SamplingParams
+from slipstream.types import SamplingParams
 
 Command = Callable[[], object]
 
 _log = logging.getLogger(__name__)
 
 
-class ThreadedEngine:
+class ThreadedEngine(Front):
     """Serves requests from any thread; a context manager that closes itself.
 
     Args:
@@ -54,47 +55,17 @@ class ThreadedEngine:
             RequestError: the request is wrong; nothing of it was queued.
             SlipstreamError: the engine is closed.
         """
-        return self._queue(self.engine.check(prompt, params), receive)
+        choices = self.check(prompt, params)
+        self._queue(choices, receive)
+        return choices[0].id
+
+    def check(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Request]:
+        """Return the choices of a checked request. See `Engine.check`."""
+        return self.engine.check(prompt, params)
 
     def cancel(self, request_id: int) -> None:
         """End a request after the current step; its receiver gets what there is of its replies."""
         self._post(partial(self.engine.cancel, request_id))
-
-    def generate(
-        self,
-        prompts: str | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[Reply]:
-        """Return the replies to prompts, in order. See `Engine.generate`.
-
-        Raises:
-            RequestError: a request is wrong; none was run.
-            SlipstreamError: a step failed, or the engine is closed.
-        """
-        pairs = each_with_params(prompts, params)
-        requests = [self.engine.check(prompt, p) for prompt, p in pairs]
-        inboxes: list[SimpleQueue[Item]] = [SimpleQueue() for _ in requests]
-        try:
-            for choices, inbox in zip(requests, inboxes, strict=True):
-                self._queue(choices, inbox.put)
-            return [
-                reply
-                for choices, inbox in zip(requests, inboxes, strict=True)
-                for reply in replies(len(choices), inbox.get)
-            ]
-        finally:
-            for choices in requests:
-                self._forget(choices)
-
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
-        """Return an iterator over what each round adds. See `Engine.stream`.
-
-        Closing it, or dropping it unfinished, cancels the request.
-
-        Raises:
-            RequestError: the request is wrong.
-        """
-        return self._stream(self.engine.check(prompt, params))
 
     def close(self) -> None:
         """Stop after the current step; what still runs ends with an error. May be repeated."""
@@ -109,21 +80,17 @@ class ThreadedEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stream(self, choices: list[Request]) -> Stream:
+    def _open(self, choices: list[Request]) -> Callable[[], Item]:
         inbox: SimpleQueue[Item] = SimpleQueue()
-        try:
-            self._queue(choices, inbox.put)
-            yield from chunks(len(choices), inbox.get)
-        finally:
-            self._forget(choices)
+        self._queue(choices, inbox.put)
+        return inbox.get
 
-    def _queue(self, choices: list[Request], receive: Receiver) -> int:
+    def _close(self, request_id: int) -> None:
+        self._post(partial(self.engine.forget, request_id))
+
+    def _queue(self, choices: list[Request], receive: Receiver) -> None:
         if not self._post(partial(self.engine.queue, choices, receive)):
             raise SlipstreamError("the engine is closed")
-        return choices[0].id
-
-    def _forget(self, choices: list[Request]) -> None:
-        self._post(partial(self.engine.forget, choices[0].id))
 
     def _post(self, command: Command) -> bool:
         """Have a command run between two steps; False if there will be none."""
