@@ -7,6 +7,7 @@ through any policy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,20 +23,30 @@ class RoundView:
         context_len: positions already in the target's KV, anchor excluded.
         proposed: drafted tokens that a free source offers now; 0 for none.
         ceiling: largest k that drafter, context and request allow.
+        request: which request it is; state is kept under it until the policy forgets it.
     """
 
     remaining: int
     context_len: int
     proposed: int
     ceiling: int
+    request: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """How many tokens to draft, and why. `reason` is never empty."""
+    """How many tokens to draft, and why.
+
+    Attributes:
+        k: tokens to draft and verify.
+        reason: never empty.
+        shadow: tokens that a paid drafter drafts beside a classic step, to be scored against what
+            is emitted and never verified; 0 if k > 0.
+    """
 
     k: int
     reason: str
+    shadow: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +59,11 @@ class RoundOutcome:
         emitted: tokens that the request gained; less than accepted + 1 where a stop or a limit cut
             the round.
         draft_s, verify_s, round_s: seconds; round_s runs from round start to round start.
+        request: as in the view.
+        context_len: as in the view, before the round.
+        shadow_position: which token of a proposal that is not verified the classic step's token
+            was compared with, from 1; 0 for none. All before it agreed.
+        shadow_hit: whether that one agreed too.
     """
 
     k: int
@@ -56,6 +72,45 @@ class RoundOutcome:
     draft_s: float
     verify_s: float
     round_s: float
+    request: int = 0
+    context_len: int = 0
+    shadow_position: int = 0
+    shadow_hit: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """What is known before a step, in which several rounds share one forward.
+
+    Attributes:
+        rounds: the decoding rounds.
+        prefill_rows: rows that chunks of prompts take in the same forward.
+        prefill_kv: KV positions that those chunks read.
+        max_draft_rows: drafted rows that the forward has room for; None for no limit.
+    """
+
+    rounds: Sequence[RoundView]
+    prefill_rows: int = 0
+    prefill_kv: int = 0
+    max_draft_rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """What a step did; the times are the step's, those of its rounds are not read.
+
+    Attributes:
+        rounds: one outcome for each decoding round.
+        draft_s, verify_s, round_s: seconds; draft_s adds up all drafting of the step.
+        prefill_rows, prefill_kv: as in the view.
+    """
+
+    rounds: Sequence[RoundOutcome]
+    draft_s: float
+    verify_s: float
+    round_s: float
+    prefill_rows: int = 0
+    prefill_kv: int = 0
 
 
 class Policy(Protocol):

@@ -1,0 +1,276 @@
+"""The measured policy: how many tokens each round drafts, from what was measured.
+
+`choose_step` is pure and `observe_step` the only mutation, so a recorded run can be replayed
+through it. In order: a classic step that is due is taken; else the width with the best speedup
+runs, if it leaves k = 0 by a margin and its worst case fits the loss budget; else a width that
+might be better is tried now and then, on the same budget; else a classic step, beside which a paid
+drafter may be shadowed. The state diagram and every constant's origin: docs/policy.md.
+
+One policy serves one pairing of target and drafter; requests are told apart by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slipstream.policy.acceptance import Acceptance
+from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepOutcome, StepView
+from slipstream.policy.cost import DEFAULT_EDGES
+from slipstream.policy.explore import Explorer
+from slipstream.policy.ledger import Ledger
+from slipstream.policy.plan import Plan, plan_step, refuse
+from slipstream.policy.request_state import RequestState
+from slipstream.policy.round_cost import RoundCost
+from slipstream.types import MAX_K, Verdict
+
+# Classic steps before the first draft, and at a context octave that is new to a known batch size.
+FIRST_CLASSIC = 3
+# Share of the gain that classic steps may cost while drafting pays, and their cadence in rounds:
+# often enough that heat shows within a second or two, seldom enough at small gains.
+CLASSIC_SHARE = 0.005
+CLASSIC_EVERY = (16, 512)
+
+
+# A free drafter rests while more than this share of the budget is owed, so that what it takes to
+# propose is paid from the leak and a round can still start.
+PEEK_SHARE = 0.5
+# Lower bound of a forward with prompt rows, as a share of its mean: such steps are never repeated
+# often enough for a confidence bound of their own.
+PREFILL_VALUE = 0.95
+
+
+class MeasuredPolicy:
+    """Sizes the rounds of every request of one pairing.
+
+    Args:
+        free: the drafter costs nothing and proposes before k is chosen, as n-gram lookup does.
+        edges: row buckets of the device's dispatch table.
+        bandwidth_bound: a verify is known to read the weights once; asked only where no classic
+            step was measured.
+        max_k: the server's ceiling.
+    """
+
+    mode = "auto"
+
+    def __init__(
+        self,
+        *,
+        free: bool = False,
+        edges: Sequence[int] = DEFAULT_EDGES,
+        bandwidth_bound: bool = False,
+        max_k: int = MAX_K,
+    ) -> None:
+        self.free = free
+        self.max_k = max_k
+        self.cost = RoundCost(edges, free=free, bandwidth_bound=bandwidth_bound)
+        self.acceptance = Acceptance()
+        self.ledger = Ledger()
+        self.requests: dict[int, RequestState] = {}
+        self.rounds = 0
+        self._explorer = Explorer(self.cost, self.ledger)
+
+    def choose(self, view: RoundView) -> Decision:
+        """Return the k of a round that is alone in its step."""
+        return self.choose_step(StepView(rounds=(view,)))[0]
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Take in a round that was alone in its step."""
+        self.observe_step(
+            StepOutcome(
+                rounds=(outcome,),
+                draft_s=outcome.draft_s,
+                verify_s=outcome.verify_s,
+                round_s=outcome.round_s,
+            )
+        )
+
+    def choose_step(self, view: StepView) -> list[Decision]:
+        """Return the decision of each round of a step. Pure."""
+        limits = [self._limit(part) for part in view.rounds]
+        if not any(limits):
+            return self._classic(view, "decline: no draft is offered, or none fits")
+        batch = len(view.rounds)
+        kv = view.prefill_kv + sum([part.context_len for part in view.rounds])
+        if not self._classic_known(batch, kv - view.prefill_kv):
+            return self._classic(view, f"unmeasured: timing the classic step of batch {batch}")
+        states = [self._state(part.request) for part in view.rounds]
+        plan = plan_step(self.cost, view, states, limits, kv)
+        if plan is None:
+            return self._classic(view, "unmeasured: no step with these prompt rows was timed")
+        if plan.num_rows and self._classic_stale(plan, kv - view.prefill_kv):
+            return self._classic(view, "classic: its time is measured again")
+        for what, wanted in (
+            ("probe", self._explorer.probe(plan, view, states, limits, kv, self.rounds)),
+            ("enable", plan),
+        ):
+            if wanted is not None and wanted.num_rows:
+                refusal = refuse(wanted, self.ledger, states)
+                if refusal is None:
+                    return wanted.decisions(what)
+                if what == "enable":
+                    return self._classic(view, refusal)
+        return self._declined(view, plan, states, limits)
+
+    def observe_step(self, outcome: StepOutcome) -> None:
+        """Take in a step: charge the ledger raw time, then learn from it."""
+        if not outcome.rounds:
+            return
+        self.rounds += 1
+        self._charge(outcome)
+        self.cost.observe(outcome, self.rounds)
+        for part in outcome.rounds:
+            state = self.requests.get(part.request)
+            if state is None:
+                state = RequestState.start(self.acceptance.chances, self.rounds)
+                self.requests[part.request] = state
+            state.observe(part, self.acceptance, self.rounds)
+
+    def forget(self, request: int) -> None:
+        """Let go of a request that ended; what it taught about the pairing stays."""
+        self.requests.pop(request, None)
+
+    def request(self, number: int, mode: str = "auto") -> RequestPolicy:
+        """Return the view that one request has of this policy."""
+        return RequestPolicy(self, number, mode)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what outlives the process, as JSON values."""
+        return {
+            "cost": self.cost.state(),
+            "acceptance": self.acceptance.state(),
+            "debt_s": self.ledger.debt_s,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `snapshot` returned."""
+        self.cost.restore(state["cost"])
+        self.acceptance = Acceptance(state["acceptance"])
+        self.ledger.debt_s = float(state["debt_s"])
+
+    @property
+    def may_peek(self) -> bool:
+        """Whether a free drafter should be asked: not while its own time eats the budget."""
+        classic_s = self.cost.classic_s(1, 0)
+        return classic_s is None or self.ledger.share_of(classic_s) <= PEEK_SHARE
+
+    def report(self, number: int) -> tuple[Verdict, str, float | None]:
+        """Return a request's verdict, its reason and the predicted speedup of its best width."""
+        state = self.requests.get(number)
+        if state is None or not self.cost.classic.time_s(1, state.context_len):
+            return "unmeasured", "unmeasured: no classic step was timed yet", None
+        limit = state.limit or self.max_k
+        view = RoundView(
+            remaining=limit + 1, context_len=state.context_len, proposed=limit, ceiling=limit
+        )
+        step = StepView(rounds=(view,))
+        plan = plan_step(self.cost, step, [state], [limit], state.context_len)
+        if plan is None or not plan.top.num_rows:
+            return "unmeasured", "unmeasured: no verify was timed yet", None
+        verdict: Verdict = "enable" if plan.num_rows else "decline"
+        return verdict, plan.reason(verdict), plan.top.speedup
+
+    def _limit(self, view: RoundView) -> int:
+        """Return the largest k of a round."""
+        offered = view.proposed if self.free else view.ceiling
+        return min(offered, view.ceiling, view.remaining - 1, self.max_k)
+
+    def _state(self, request: int) -> RequestState:
+        """Return what is known of a request, or what its first round will start from."""
+        state = self.requests.get(request)
+        return state or RequestState.start(self.acceptance.chances, self.rounds)
+
+    def _classic_known(self, batch: int, kv_tokens: int) -> bool:
+        """Tell whether classic steps of a batch size were timed at a context like this one."""
+        level = self.cost.classic.level(batch, kv_tokens)
+        return level is not None and self.cost.classic.samples(batch) >= FIRST_CLASSIC
+
+    def _classic_stale(self, plan: Plan, kv_tokens: int) -> bool:
+        """Tell whether the classic step should be timed again."""
+        level = self.cost.classic.level(plan.batch, kv_tokens)
+        if level is None:
+            return True
+        lost_s = (plan.top.speedup - 1.0) * plan.base_s
+        wanted = lost_s / (CLASSIC_SHARE * plan.round_s)
+        return self.rounds - level.seen_at >= min(max(wanted, CLASSIC_EVERY[0]), CLASSIC_EVERY[1])
+
+    def _classic(self, view: StepView, reason: str, shadow: int = 0) -> list[Decision]:
+        return [Decision(k=0, reason=reason, shadow=shadow) for _ in view.rounds]
+
+    def _declined(
+        self, view: StepView, plan: Plan, states: list[RequestState], limits: list[int]
+    ) -> list[Decision]:
+        """Return classic steps, and the shadows that the ledger allows beside them."""
+        reason = plan.reason("decline")
+        if self.free:
+            return self._classic(view, reason)
+        return [
+            Decision(
+                k=0,
+                reason=reason,
+                shadow=self._explorer.shadow(plan, state, limit, self.rounds),
+            )
+            for state, limit in zip(states, limits, strict=True)
+        ]
+
+    def _charge(self, outcome: StepOutcome) -> None:
+        """Account for a step by what classic steps would have taken for its tokens."""
+        batch = len(outcome.rounds)
+        kv = sum([part.context_len for part in outcome.rounds])
+        classic_s = self.cost.value_s(batch, kv)
+        if classic_s is None:
+            return  # nothing drafts before a classic step was timed
+        token_s = classic_s / batch
+        base_s = classic_s
+        if outcome.prefill_rows:
+            forward_s = self.cost.base_s(batch, outcome.prefill_rows, kv + outcome.prefill_kv)
+            base_s = max(classic_s, PREFILL_VALUE * (forward_s or 0.0))
+        shared_s = base_s - classic_s  # what the prompts' rows are worth to everybody
+        drafted = any(part.k for part in outcome.rounds)
+        value_s = shared_s + token_s * sum([part.emitted for part in outcome.rounds])
+        if drafted:
+            self.ledger.charge(round_s=outcome.round_s, value_s=value_s)
+        else:
+            self.ledger.leak(value_s=value_s, lost_s=outcome.draft_s)
+        if batch == 1:
+            return
+        for part in outcome.rounds:
+            state = self.requests.get(part.request)
+            if state is not None and drafted:
+                worth_s = shared_s + classic_s * part.emitted
+                state.neighbour.charge(round_s=outcome.round_s, value_s=worth_s)
+            elif state is not None:
+                state.neighbour.leak(value_s=classic_s)
+
+
+class RequestPolicy:
+    """One request's view of its pairing's policy; alone in its step, it is a `Policy`."""
+
+    def __init__(self, pairing: MeasuredPolicy, number: int, mode: str) -> None:
+        self.pairing = pairing
+        self.number = number
+        self.mode = mode
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the measurements say about this request."""
+        return self.pairing.report(self.number)[0]
+
+    @property
+    def reason(self) -> str:
+        """The verdict in words and numbers."""
+        return self.pairing.report(self.number)[1]
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """S of the request's best width, None while unmeasured."""
+        return self.pairing.report(self.number)[2]
+
+    def choose(self, view: RoundView) -> Decision:
+        """Return the next round's k."""
+        return self.pairing.choose(replace(view, request=self.number))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Take in what a round did."""
+        self.pairing.observe(replace(outcome, request=self.number))

@@ -1,0 +1,124 @@
+"""Trying what might be better: widths now and then, and proposals that are only scored.
+
+A width is tried if it would win under the kindest reading of what is known: every chance of
+acceptance a standard error higher, a row bucket that was never run as cheap as its narrower
+neighbour. The ledger pays, so what exploration costs is bounded with everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from slipstream.policy.base import StepView
+from slipstream.policy.estimate import LEAVE_MARGIN, WIDTH_MARGIN
+from slipstream.policy.ledger import Ledger
+from slipstream.policy.plan import Plan, make_plan, widths_of
+from slipstream.policy.request_state import RequestState
+from slipstream.policy.round_cost import RoundCost
+from slipstream.policy.widths import Best, fastest, share_rows
+
+# Rounds between two trials of a width: a trial loses half a round at worst where drafting pays,
+# and one in 64 is then below one percent.
+PROBE_EVERY = 64
+# The same as long as row counts are unmeasured: there are few, and each trial settles one.
+PROBE_UNMEASURED_EVERY = 8
+# A trial must promise this much more than what runs now.
+PROBE_MARGIN = 0.02
+# An unmeasured row count may be this many times the widest measured one.
+WIDEN = 2
+# After this many rounds a cost may have become this much lower: a device that cooled.
+STALE_ROUNDS = 1024
+STALE_DISCOUNT = 0.8
+# Half of the leak goes to shadows, the other half to trials and to bad luck.
+SHADOW_SHARE = 0.5
+# Rounds between shadows while a drafter's time is unknown.
+SHADOW_UNTIMED = 64
+
+
+class Explorer:
+    """Decides about trials; keeps nothing itself."""
+
+    def __init__(self, cost: RoundCost, ledger: Ledger) -> None:
+        self._cost = cost
+        self._ledger = ledger
+
+    def probe(
+        self,
+        plan: Plan,
+        view: StepView,
+        states: Sequence[RequestState],
+        limits: Sequence[int],
+        kv_tokens: int,
+        now: int,
+    ) -> Plan | None:
+        """Return a plan that might be better than what runs now; None if none is due."""
+        waited = now - max([state.changed_at for state in states])
+        if waited < PROBE_UNMEASURED_EVERY or view.prefill_rows:
+            return None
+        verify, batch = self._cost.verify, len(states)
+        if waited < PROBE_EVERY and self._all_measured(batch, limits):
+            return None
+        order = share_rows(
+            [state.acceptance.optimistic() for state in states],
+            limits,
+            sum(limits) if view.max_draft_rows is None else view.max_draft_rows,
+        )
+        fixed_s = self._cost.overhead_s + self._cost.peek_s(batch)
+        widest = WIDEN * verify.widest
+
+        def time_of(num_rows: int) -> float | None:
+            rows = batch + num_rows
+            forward_s = verify.time_s(rows, kv_tokens)
+            if forward_s is None:
+                forward_s = verify.least_s(rows, kv_tokens) if rows <= widest else None
+            elif now - (verify.seen_at(rows) or 0) > STALE_ROUNDS:
+                forward_s = max(STALE_DISCOUNT * forward_s, min(forward_s, plan.base_s))
+            elif waited < PROBE_EVERY:
+                return None
+            return None if forward_s is None else forward_s + fixed_s
+
+        bar = (1.0 + PROBE_MARGIN) * plan.top.speedup if plan.num_rows else 1.0 + LEAVE_MARGIN
+        chosen, _ = fastest(
+            order,
+            base_s=plan.base_s,
+            token_s=plan.token_s,
+            time_of=time_of,
+            draft_times=self._cost.token_times,
+            bar=bar,
+            width_margin=WIDTH_MARGIN,
+        )
+        if chosen.num_rows in (0, plan.num_rows):
+            return None
+        widths = widths_of(order[: chosen.num_rows], batch)
+        return make_plan(
+            self._cost, view, widths, chosen, chosen, plan.base_s, plan.classic_s, kv_tokens
+        )
+
+    def shadow(self, plan: Plan, state: RequestState, limit: int, now: int) -> int:
+        """Return how many tokens a paid drafter should draft to be scored, 0 for none."""
+        k = min(limit, max(1, plan.top.num_rows))
+        if k == 0 or not state.shadow_due(self.shadow_interval(k, plan.token_s), now):
+            return 0
+        if plan.batch == 1 and plan.top.num_rows and not self.could_pay(plan):
+            return 0
+        worst_s = self._cost.worst_draft_s(k, plan.token_s)
+        fits = self._ledger.debt_s + worst_s <= 0.5 * self._ledger.capacity_steps * plan.classic_s
+        return k if fits else 0
+
+    def shadow_interval(self, k: int, token_s: float) -> int:
+        """Return the rounds between shadows of k tokens that half of the leak pays for."""
+        draft_s = self._cost.draft_times[k]
+        if draft_s <= 0.0:
+            return SHADOW_UNTIMED
+        return max(1, math.ceil(draft_s / (SHADOW_SHARE * self._ledger.rho * token_s)))
+
+    def could_pay(self, plan: Plan) -> bool:
+        """Tell whether the best width would pay if every draft of it were accepted."""
+        best: Best = plan.top
+        return (1 + best.num_rows) * plan.token_s > plan.round_s
+
+    def _all_measured(self, batch: int, limits: Sequence[int]) -> bool:
+        verify = self._cost.verify
+        last = min(batch + sum(limits), WIDEN * verify.widest)
+        return all(verify.samples(rows) for rows in range(batch + 1, last + 1))

@@ -1,0 +1,69 @@
+"""A loss budget: what drafting may cost over any stretch of time, whatever happens.
+
+A leaky bucket of debt in seconds. A round that drafts adds what it took beyond the classic value
+of what it emitted; every round leaks a small share of what it emitted; debt never goes below zero,
+so gains are not banked and a good morning cannot pay for a bad afternoon. A round may draft only
+if its worst case still fits. docs/policy.md states the bound that follows and proves it.
+
+It knows nothing of estimates: it is told raw seconds, and holds whatever the estimates are worth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Share of classic time that drafting may lose for ever. Together with the 0.3 % that k = 0 may
+# differ from an engine without a drafter it makes the promised 1 %.
+RHO = 0.007
+# Capacity in classic steps: enough for the verify of sixteen rows that costs half of what sixteen
+# steps cost, and lost at once it is 1 % of 800 tokens.
+CAPACITY_STEPS = 8.0
+# The same share for one request among others: what neighbours' drafts may cost it.
+RHO_NEIGHBOUR = 0.05
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """Debt of a pairing, or of one request in a batch.
+
+    Attributes:
+        rho: share of emitted value that leaks away with every round.
+        capacity_steps: A, in classic steps.
+        debt_s: seconds lost and not yet leaked; kept with the pairing's profile.
+    """
+
+    rho: float = RHO
+    capacity_steps: float = CAPACITY_STEPS
+    debt_s: float = 0.0
+
+    def may_start(self, *, worst_s: float, anchors_s: float, classic_s: float) -> bool:
+        """Tell whether a round that drafts may start.
+
+        Args:
+            worst_s: the longest that it may take.
+            anchors_s: classic value of the one token that each of its sequences gains at least.
+            classic_s: a classic step, the unit of the capacity.
+        """
+        return self.debt_s + (worst_s - anchors_s) <= self.capacity_steps * classic_s
+
+    def charge(self, *, round_s: float, value_s: float) -> None:
+        """Account for a round that drafted.
+
+        Args:
+            round_s: raw seconds that it took, hiccups included.
+            value_s: classic value of all that it emitted.
+        """
+        self.debt_s = max(0.0, self.debt_s + round_s - value_s - self.rho * value_s)
+
+    def leak(self, *, value_s: float, lost_s: float = 0.0) -> None:
+        """Account for a classic step.
+
+        Args:
+            value_s: classic value of what it emitted.
+            lost_s: what it spent on drafting all the same, for proposals that are only scored.
+        """
+        self.debt_s = max(0.0, self.debt_s + lost_s - self.rho * value_s)
+
+    def share_of(self, classic_s: float) -> float:
+        """Return the debt as a share of the capacity; above 1 after an overshoot."""
+        return self.debt_s / (self.capacity_steps * classic_s) if classic_s > 0 else 0.0

@@ -1,0 +1,90 @@
+"""One measured level of cost: a mean that neither a compilation nor a hiccup moves.
+
+The first samples are averaged plainly, later ones with a fixed weight, so that the level follows a
+device that heats. A sample is compared with what is expected before it counts:
+
+    above DISCARD times         not counted
+    beyond CLAMP times          counted as CLAMP times
+    STRAYS of these in a row    believed: the level restarts at their median
+"""
+
+from __future__ import annotations
+
+# Compilations in the field were 20 times a steady round, scheduling hiccups below 2 times.
+DISCARD = 3.0
+# Rounds on an idle machine spread by 2 to 5 %: beyond a quarter it is not noise.
+CLAMP = 1.25
+# Strays in a row, on one side, that are a change and not chance.
+STRAYS = 4
+# Samples that a level remembers: heating takes seconds, which are hundreds of rounds.
+MEMORY = 32.0
+# Standard deviation of a level that one sample gave, as a share: see CLAMP's note.
+FIRST_SPREAD = 0.05
+# Standard deviation over mean absolute deviation of a normal distribution.
+SIGMA_PER_DEVIATION = 1.25
+
+
+class Level:
+    """Robust moving mean of seconds.
+
+    Args:
+        seconds: the first sample.
+        kv_tokens: the context it was taken at.
+        now: the round it was taken in.
+    """
+
+    __slots__ = ("deviation_s", "kv_tokens", "seconds", "seen_at", "strays", "weight")
+
+    def __init__(self, seconds: float, kv_tokens: float, now: int) -> None:
+        self.seconds = seconds
+        self.kv_tokens = float(kv_tokens)
+        self.deviation_s = FIRST_SPREAD * seconds
+        self.weight = 1.0
+        self.seen_at = now
+        self.strays: list[float] = []
+
+    def add(self, sample: float, kv_tokens: float, now: int, slope: float = 0.0) -> None:
+        """Take in one sample.
+
+        Args:
+            sample: seconds.
+            slope: seconds per KV token around this level.
+        """
+        self.seen_at = now
+        expected = self.seconds + slope * (kv_tokens - self.kv_tokens)
+        if self.weight == 1.0 and sample * DISCARD < expected:
+            self._restart(sample, kv_tokens)  # the first sample was the outlier
+            return
+        low, high = expected / CLAMP, expected * CLAMP
+        if low <= sample <= high:
+            self.strays.clear()
+        elif self._is_change(sample, above=sample > high):
+            self._restart(sorted(self.strays)[len(self.strays) // 2], kv_tokens)
+            return
+        elif sample > DISCARD * expected:
+            return
+        counted = min(max(sample, low), high)
+        self.weight = min(self.weight + 1.0, MEMORY)
+        self.seconds += (counted - expected) / self.weight
+        self.seconds += slope * (kv_tokens - self.kv_tokens) / self.weight
+        self.kv_tokens += (kv_tokens - self.kv_tokens) / self.weight
+        off = SIGMA_PER_DEVIATION * abs(counted - expected)
+        self.deviation_s += (off - self.deviation_s) / self.weight
+
+    def state(self) -> list[float]:
+        """Return (seconds, kv tokens, deviation, weight)."""
+        return [self.seconds, self.kv_tokens, self.deviation_s, self.weight]
+
+    def _is_change(self, sample: float, *, above: bool) -> bool:
+        """Note a stray sample; tell whether there are enough on the same side."""
+        if self.strays and (self.strays[-1] > self.seconds) != above:
+            self.strays.clear()
+        self.strays.append(sample)
+        return len(self.strays) >= STRAYS
+
+    def _restart(self, seconds: float, kv_tokens: float) -> None:
+        self.seconds = seconds
+        self.kv_tokens = float(kv_tokens)
+        self.deviation_s = FIRST_SPREAD * seconds
+        self.weight = 1.0
+        self.strays.clear()

@@ -1,0 +1,190 @@
+"""A step's plan: who drafts how much, what it promises, and whether the budget allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.policy.base import Decision, StepView
+from slipstream.policy.estimate import LEAVE_MARGIN, WIDTH_MARGIN, compare
+from slipstream.policy.ledger import Ledger
+from slipstream.policy.request_state import RequestState
+from slipstream.policy.round_cost import RoundCost
+from slipstream.policy.widths import Best, fastest, share_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a step would do.
+
+    Attributes:
+        batch: sequences that decode.
+        widths: k of each sequence; all 0 if nothing pays.
+        chosen: the drafted rows that pay; 0 rows for none.
+        top: the best that was looked at, whether it pays or not.
+        base_s: the step without drafts.
+        token_s: classic seconds of one token.
+        round_s: the step as `top` has it.
+        worst_s, value_s: worst case of the chosen step, lower bound of the step without drafts.
+        classic_s: a classic step of this batch.
+    """
+
+    batch: int
+    widths: list[int]
+    chosen: Best
+    top: Best
+    base_s: float
+    token_s: float
+    round_s: float
+    worst_s: float
+    value_s: float
+    classic_s: float
+
+    @property
+    def num_rows(self) -> int:
+        """Drafted rows of the step."""
+        return self.chosen.num_rows
+
+    def reason(self, what: str) -> str:
+        """Return the numbers behind it in words."""
+        if not self.top.num_rows:
+            return f"{what}: no width was timed yet"
+        emitted = self.batch + self.top.gain
+        return f"{what}: {compare(self.round_s, emitted, self.token_s)}"
+
+    def decisions(self, what: str) -> list[Decision]:
+        """Return the decision of each sequence."""
+        reason = self.reason(what)
+        return [Decision(k=k, reason=reason) for k in self.widths]
+
+
+def plan_step(
+    cost: RoundCost,
+    view: StepView,
+    states: Sequence[RequestState],
+    limits: Sequence[int],
+    kv_tokens: int,
+) -> Plan | None:
+    """Return the fastest plan for a step; None where the step without drafts was never timed.
+
+    Args:
+        states, limits: of each round of the view: what is known of it, and its largest k.
+        kv_tokens: KV positions that the step reads.
+    """
+    batch = len(states)
+    base_s = cost.base_s(batch, view.prefill_rows, kv_tokens)
+    classic_s = cost.classic_s(batch, kv_tokens - view.prefill_kv)
+    if base_s is None or classic_s is None:
+        return None
+    bar = 1.0 if any(state.k for state in states) else 1.0 + LEAVE_MARGIN
+    rows = batch + view.prefill_rows
+    fixed_s = cost.overhead_s + cost.peek_s(batch)
+    token_s = classic_s / batch
+    if batch == 1:
+        limit = limits[0] if view.max_draft_rows is None else min(limits[0], view.max_draft_rows)
+        chosen, top = _one(cost, states[0], limit, rows, kv_tokens, base_s, token_s, fixed_s, bar)
+        widths = [chosen.num_rows]
+    else:
+        order = share_rows(
+            [state.acceptance.survival for state in states],
+            limits,
+            sum(limits) if view.max_draft_rows is None else view.max_draft_rows,
+        )
+
+        def time_of(num_rows: int) -> float | None:
+            forward_s = cost.verify.time_s(rows + num_rows, kv_tokens)
+            return None if forward_s is None else forward_s + fixed_s
+
+        chosen, top = fastest(
+            order,
+            base_s=base_s,
+            token_s=token_s,
+            time_of=time_of,
+            draft_times=cost.token_times,
+            bar=bar,
+            width_margin=WIDTH_MARGIN,
+        )
+        widths = widths_of(order[: chosen.num_rows], batch)
+    return make_plan(cost, view, widths, chosen, top, base_s, classic_s, kv_tokens)
+
+
+def make_plan(
+    cost: RoundCost,
+    view: StepView,
+    widths: list[int],
+    chosen: Best,
+    top: Best,
+    base_s: float,
+    classic_s: float,
+    kv_tokens: int,
+) -> Plan:
+    """Return a plan with its worst case filled in."""
+    batch = len(widths)
+    value_s = worst_s = 0.0
+    if chosen.num_rows:
+        low_s = cost.value_s(batch, kv_tokens - view.prefill_kv) or 0.0
+        value_s = base_s - classic_s + low_s
+        worst_s = cost.worst_s(
+            batch + view.prefill_rows + chosen.num_rows, kv_tokens, cost.drafting_s(widths)
+        )
+    token_s = classic_s / batch
+    shown = chosen if chosen.num_rows else top
+    round_s = (base_s + shown.gain * token_s) / shown.speedup if shown.num_rows else base_s
+    return Plan(batch, widths, chosen, shown, base_s, token_s, round_s, worst_s, value_s, classic_s)
+
+
+def widths_of(order: Sequence[tuple[int, float]], batch: int) -> list[int]:
+    """Return how many rows each sequence has in an order."""
+    widths = [0] * batch
+    for index, _ in order:
+        widths[index] += 1
+    return widths
+
+
+def refuse(plan: Plan, ledger: Ledger, states: Sequence[RequestState]) -> str | None:
+    """Return why the budgets do not allow a plan, None if they do."""
+    budgets = [ledger]
+    if plan.batch > 1:
+        budgets += [state.neighbour for state in states]
+    for budget in budgets:
+        if not budget.may_start(
+            worst_s=plan.worst_s, anchors_s=plan.value_s, classic_s=plan.classic_s
+        ):
+            whose = "the loss budget" if budget is ledger else "a neighbour's budget"
+            return (
+                f"decline: {whose} is spent: {1e3 * budget.debt_s:.1f} ms are owed and the round "
+                f"may lose {1e3 * (plan.worst_s - plan.value_s):.1f} ms"
+            )
+    return None
+
+
+def _one(
+    cost: RoundCost,
+    state: RequestState,
+    limit: int,
+    rows: int,
+    kv_tokens: int,
+    base_s: float,
+    token_s: float,
+    fixed_s: float,
+    bar: float,
+) -> tuple[Best, Best]:
+    """Return what `fastest` does for a single sequence, in less time."""
+    expected = state.acceptance.expected
+    time_s, draft_times = cost.verify.time_s, cost.token_times
+    top_k = chosen_k = 0
+    top = chosen = 0.0
+    for k in range(1, limit + 1):
+        forward_s = time_s(rows + k, kv_tokens)
+        if forward_s is None:
+            continue
+        value = (base_s + expected[k] * token_s) / (forward_s + fixed_s + draft_times[k])
+        if value > top:
+            top, top_k = value, k
+        if value > bar:
+            chosen, chosen_k = value, k
+            bar = value * (1.0 + WIDTH_MARGIN)
+    return (
+        Best(chosen_k, chosen or 1.0, expected[chosen_k]),
+        Best(top_k, top, expected[top_k]),
+    )

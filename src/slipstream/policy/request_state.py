@@ -1,0 +1,62 @@
+"""What the policy remembers about one running request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.policy.acceptance import Acceptance
+from slipstream.policy.base import RoundOutcome
+from slipstream.policy.ledger import RHO_NEIGHBOUR, Ledger
+
+# A shadow whose first token was right makes the next one due this many times sooner.
+SHADOW_HURRY = 8
+
+
+@dataclass(kw_only=True, eq=False)
+class RequestState:
+    """One request's acceptance and budget.
+
+    Attributes:
+        neighbour: what drafting in its batch may still cost it.
+        k: drafted tokens of its last round.
+        changed_at: the policy's round in which its k last changed.
+        shadowed_at: the round in which a proposal of its was last scored from its first token.
+        hurried: whether that token was right, so that the next shadow is due soon.
+        context_len: as last seen.
+        limit: largest k as last seen.
+    """
+
+    acceptance: Acceptance
+    neighbour: Ledger = field(default_factory=lambda: Ledger(rho=RHO_NEIGHBOUR))
+    k: int = 0
+    changed_at: int = 0
+    shadowed_at: int = -(1 << 30)
+    hurried: bool = False
+    context_len: int = 0
+    limit: int = 0
+
+    @classmethod
+    def start(cls, prior: Sequence[float], now: int) -> RequestState:
+        """Return the state of a request that begins in round `now`."""
+        return cls(acceptance=Acceptance(prior), changed_at=now)
+
+    def observe(self, outcome: RoundOutcome, pairing: Acceptance, now: int) -> None:
+        """Take in one round, for the request and for its pairing."""
+        if outcome.k != self.k:
+            self.changed_at = now
+        self.k = outcome.k
+        self.context_len = outcome.context_len + outcome.emitted
+        if outcome.k > 0:
+            self.acceptance.observe(outcome.k, outcome.accepted, outcome.emitted)
+            pairing.observe(outcome.k, outcome.accepted, outcome.emitted)
+        elif outcome.shadow_position > 0:
+            self.acceptance.score(outcome.shadow_position, outcome.shadow_hit)
+            pairing.score(outcome.shadow_position, outcome.shadow_hit)
+            if outcome.shadow_position == 1:
+                self.shadowed_at, self.hurried = now, outcome.shadow_hit
+
+    def shadow_due(self, interval: int, now: int) -> bool:
+        """Tell whether a proposal should be drafted to be scored."""
+        wait = max(1, interval // SHADOW_HURRY) if self.hurried else interval
+        return now - self.shadowed_at >= wait

@@ -1,0 +1,200 @@
+"""What a whole round costs: verify, drafting and overhead, against a measured classic step.
+
+Time runs from round start to round start, so host work, sampling and synchronisation are in it, and
+a draft belongs to the round that verifies it. A classic step is timed as a whole, in real k = 0
+rounds, because it is what the user would have had otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from slipstream.policy.base import StepOutcome
+from slipstream.policy.cost import DEFAULT_EDGES, Staircase
+from slipstream.policy.estimate import fallback_multiple
+from slipstream.policy.level import Level
+from slipstream.types import MAX_K
+
+# The lower bound of a classic step lies this many standard errors below its mean.
+VALUE_SIGMAS = 2.0
+# Rounds that the overhead remembers, and the share of a round that one sample may add to it.
+OVERHEAD_MEMORY = 32.0
+OVERHEAD_JUMP = 0.25
+# A draft may take this much longer than expected: drafters are small, their times spread widely.
+WORST_DRAFT = 1.5
+# One drafted token of a drafter that was never timed, in classic steps, at worst.
+UNTIMED_DRAFT = 0.5
+
+
+class RoundCost:
+    """Seconds of rounds by rows, context and drafted tokens.
+
+    Args:
+        edges: row buckets of the device's dispatch table.
+        free: drafting takes the same whatever k is, and is done before k is chosen.
+        bandwidth_bound: a verify is known to read the weights once.
+    """
+
+    def __init__(
+        self,
+        edges: Sequence[int] = DEFAULT_EDGES,
+        *,
+        free: bool = False,
+        bandwidth_bound: bool = False,
+    ) -> None:
+        self.verify = Staircase(edges)
+        self.classic = Staircase(range(1, 4097))
+        self.free = free
+        self.bandwidth_bound = bandwidth_bound
+        self._overheads = {False: _Mean(), True: _Mean()}  # by whether the round drafted
+        self._drafts: dict[int, Level] = {}
+        self.draft_times = [0.0] * (MAX_K + 1)
+        # What of draft_times depends on k.
+        self.token_times = [0.0] * (MAX_K + 1)
+
+    def observe(self, outcome: StepOutcome, now: int) -> None:
+        """Take in a step: its forward under its rows, a classic step as a whole as well."""
+        rounds = outcome.rounds
+        batch, drafted = len(rounds), sum(part.k for part in rounds)
+        kv = outcome.prefill_kv + sum(part.context_len for part in rounds)
+        rows = batch + drafted + outcome.prefill_rows
+        verify_s = outcome.verify_s or outcome.round_s - outcome.draft_s
+        self.verify.observe(rows, kv, verify_s, now)
+        if drafted == 0 and outcome.prefill_rows == 0:
+            self.classic.observe(batch, kv, outcome.round_s - outcome.draft_s, now)
+        rest_s = outcome.round_s - outcome.draft_s - verify_s
+        self._overheads[drafted > 0].add(rest_s, OVERHEAD_JUMP * outcome.round_s)
+        if outcome.draft_s > 0.0:
+            self._observe_draft(outcome, drafted, now)
+
+    @property
+    def overhead_s(self) -> float:
+        """Host work of a round that drafts; as long as there was none, that of classic steps."""
+        drafting = self._overheads[True]
+        return drafting.seconds if drafting.weight else self._overheads[False].seconds
+
+    def calibrate(self, rows: int, kv_tokens: int, seconds: float) -> None:
+        """Take in a forward that was timed outside serving; nobody is charged for it."""
+        self.verify.observe(rows, kv_tokens, seconds)
+
+    def calibrate_draft(self, k: int, seconds: float) -> None:
+        """Take in the drafting of k tokens that was timed outside serving."""
+        self._add_draft(k, seconds, 0)
+
+    def classic_s(self, batch: int, kv_tokens: int) -> float | None:
+        """Return a classic step's seconds; guessed from a verify only where none was measured."""
+        measured = self.classic.time_s(batch, kv_tokens)
+        if measured is None:
+            measured = self.verify.time_s(batch, kv_tokens)
+            overhead_s = self._overheads[False].seconds
+            measured = None if measured is None else measured + overhead_s
+        return self._guess(batch, kv_tokens) if measured is None else measured
+
+    def value_s(self, batch: int, kv_tokens: int) -> float | None:
+        """Return the lower confidence bound of a classic step."""
+        low = self.classic.low_s(batch, kv_tokens, VALUE_SIGMAS)
+        return self.classic_s(batch, kv_tokens) if low is None else low
+
+    def base_s(self, batch: int, prefill_rows: int, kv_tokens: int) -> float | None:
+        """Return the step without drafts: a classic step, with the prompts' chunks if any."""
+        if prefill_rows == 0:
+            return self.classic_s(batch, kv_tokens)
+        forward = self.verify.time_s(batch + prefill_rows, kv_tokens)
+        return None if forward is None else forward + self._overheads[False].seconds
+
+    def round_s(self, rows: int, kv_tokens: int, draft_s: float) -> float | None:
+        """Return a round's seconds, None where its row bucket was never measured."""
+        forward = self.verify.time_s(rows, kv_tokens)
+        return None if forward is None else forward + draft_s + self.overhead_s
+
+    def worst_s(self, rows: int, kv_tokens: int, draft_s: float) -> float:
+        """Return what a round may take at worst, for ever where nothing was measured."""
+        forward = self.verify.worst_s(rows, kv_tokens)
+        if forward is None:
+            return math.inf
+        return forward + WORST_DRAFT * (draft_s + self.overhead_s)
+
+    def peek_s(self, batch: int) -> float:
+        """Return what a free drafter's proposals for a batch take, whatever is then verified."""
+        return batch * self.draft_times[0] if self.free else 0.0
+
+    def drafting_s(self, widths: Sequence[int]) -> float:
+        """Return what drafting for a batch takes."""
+        return sum([self.draft_times[k] for k in widths])
+
+    def worst_draft_s(self, k: int, classic_s: float) -> float:
+        """Return what drafting k tokens may take at worst."""
+        if self._drafts or self.free:
+            return WORST_DRAFT * self.draft_times[k]
+        return UNTIMED_DRAFT * k * classic_s
+
+    def state(self) -> dict[str, list[list[float]]]:
+        """Return everything measured as JSON values."""
+        return {
+            "verify": self.verify.state(),
+            "classic": self.classic.state(),
+            "draft": [[k, *level.state()] for k, level in sorted(self._drafts.items())],
+            "overheads": [[mean.seconds, mean.weight] for mean in self._overheads.values()],
+        }
+
+    def restore(self, state: Mapping[str, Sequence[Sequence[float]]]) -> None:
+        """Take over what `state` returned."""
+        self.verify.restore(state["verify"])
+        self.classic.restore(state["classic"])
+        self._drafts.clear()
+        for k, seconds, *_ in state["draft"]:
+            self._add_draft(int(k), seconds, 0)
+        for mean, (seconds, weight) in zip(
+            self._overheads.values(), state["overheads"], strict=True
+        ):
+            mean.seconds, mean.weight = seconds, weight
+
+    def _observe_draft(self, outcome: StepOutcome, drafted: int, now: int) -> None:
+        if self.free:
+            self._add_draft(MAX_K, outcome.draft_s / len(outcome.rounds), now)
+            return
+        # A shadow's length is not known here, so its time teaches nothing about t_draft(k).
+        for k in {part.k for part in outcome.rounds if part.k}:
+            self._add_draft(k, outcome.draft_s * k / drafted, now)
+
+    def _add_draft(self, k: int, seconds: float, now: int) -> None:
+        level = self._drafts.get(k)
+        if level is None:
+            self._drafts[k] = Level(seconds, 0, now)
+        else:
+            level.add(seconds, 0, now)
+        self.draft_times = [self._draft_time(k) for k in range(MAX_K + 1)]
+        if not self.free:
+            self.token_times = self.draft_times
+
+    def _draft_time(self, k: int) -> float:
+        """Return t_draft(k); a drafter works token by token, so it scales from the nearest k."""
+        if self.free:
+            return self._drafts[MAX_K].seconds
+        if k == 0:
+            return 0.0
+        near = min(self._drafts, key=lambda known: (abs(known - k), known))
+        return self._drafts[near].seconds * k / near
+
+    def _guess(self, batch: int, kv_tokens: int) -> float | None:
+        """Return a classic step's seconds from the cheapest verify of the same batch."""
+        for k in range(1, MAX_K + 1):
+            verify_s = self.verify.time_s(batch + k, kv_tokens)
+            if verify_s is not None:
+                return verify_s / fallback_multiple(k, bandwidth_bound=self.bandwidth_bound)
+        return None
+
+
+class _Mean:
+    """A moving mean that one sample moves by a limited amount."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.weight = 0.0
+
+    def add(self, sample: float, jump: float) -> None:
+        """Take in one sample; it counts as at most `jump` more than the mean."""
+        sample = min(max(sample, 0.0), self.seconds + jump)
+        self.weight = min(self.weight + 1.0, OVERHEAD_MEMORY)
+        self.seconds += (sample - self.seconds) / self.weight
