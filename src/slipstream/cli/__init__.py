@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli import chat, generate, info, pull
+from slipstream.cli import chat, generate, info, pull, simulate
 from slipstream.cli.failures import report_failure
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command()(pull.pull)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(info.info)
+app.command()(simulate.simulate)
 
 
 def _print_version(wanted: bool) -> None:

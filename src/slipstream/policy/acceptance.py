@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from slipstream.types import MAX_K
 
-# Trials that the slow counts remember: their standard error, 0.06 at most, moves an estimate of S
+# Trials that the slow counts remember: their standard error, 0.03 at most, moves an estimate of S
 # by less than what two neighbouring widths differ by on the recorded pairings.
-SLOW_TRIALS = 64.0
+SLOW_TRIALS = 128.0
 # Trials of the fast counts: a change of text is noticed within about this many.
 FAST_TRIALS = 8.0
 # Fast and slow counts disagree beyond chance at this many standard deviations of the fast one.
