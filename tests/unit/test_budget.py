@@ -20,13 +20,13 @@ def test_by_default_every_round_fits_at_its_widest_beside_a_whole_chunk() -> Non
     limits = budget()
     assert (limits.num_seqs, limits.rows, limits.prefill) == (8, 256 + 8 * 16, 256)
     assert limits.prefill_rows(7) == 256
-    assert limits.draft_rows(256, 8, 7) >= 7 * MAX_K
+    assert limits.draft_rows(256 + 7, 8) >= 7 * MAX_K
 
 
 def test_a_large_vocabulary_costs_draft_rows_and_no_gigabytes() -> None:
     limits = budget(vocab_size=262_144, max_num_seqs=64)
     assert limits.logits * 4 * 262_144 <= LOGITS_BYTES + 4 * 262_144 * (64 + MAX_K)
-    assert limits.draft_rows(0, 64, 64) >= MAX_K  # one sequence may still draft to the full
+    assert limits.draft_rows(64, 64) >= MAX_K  # one sequence may still draft to the full
 
 
 def test_a_row_for_every_sequence_is_the_least() -> None:
@@ -53,7 +53,7 @@ def test_neither_prefill_nor_decoding_starves(
         assert 1 <= prefill <= min(chunk, limits.rows - num_decoding)
     else:
         prefill = 0
-    drafts = limits.draft_rows(prefill, num_seqs, num_decoding)
+    drafts = limits.draft_rows(prefill + num_decoding, num_seqs)
     assert drafts >= 0
     assert prefill + num_decoding + drafts <= limits.rows
     assert num_seqs + drafts <= limits.logits

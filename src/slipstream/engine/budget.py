@@ -62,9 +62,9 @@ class RowBudget:
         left = self.rows - num_decoding
         return min(self.prefill, max(left - num_decoding * MAX_K, (left + 1) // 2))
 
-    def draft_rows(self, num_prefill_rows: int, num_seqs: int, num_decoding: int) -> int:
-        """Return how many tokens all rounds of a step may draft together."""
-        return min(self.rows - num_prefill_rows - num_decoding, self.logits - num_seqs)
+    def draft_rows(self, num_rows: int, num_seqs: int) -> int:
+        """Return how many tokens `num_seqs` sequences with `num_rows` rows so far may draft."""
+        return min(self.rows - num_rows, self.logits - num_seqs)
 
 
 def share_out(wanted: Sequence[int], total: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -173,8 +173,10 @@ def _drawn_seed() -> int:
     return int.from_bytes(os.urandom(8)) >> (64 - DRAWN_SEED_BITS)
 
 
-def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     """Return words as ids, as they begin a text and as they follow a space."""
+    if not words:
+        return []
     begins = len(tokenizer.encode("", parse_special=False))  # ids put before any text
     spelled = []
     for word in words:

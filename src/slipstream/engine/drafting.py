@@ -22,18 +22,21 @@ def ask(request: Request, k: int, clock: Clock, *, vocab_size: int) -> tuple[lis
     """Return at most k proposed tokens, cut before the first unknown id, and the seconds taken."""
     began = clock()
     proposed: list[int] = []
-    with dropped_on_error(request):
-        if request.drafter is not None and k > 0:
-            offered = request.drafter.propose(request.sequence.token_ids, k)
+    drafter = request.drafter
+    if drafter is not None and k > 0:
+        with dropped_on_error(request):
+            offered = drafter.propose(request.sequence.token_ids, k)
             proposed = _known(offered, k, vocab_size)
     return proposed, clock() - began
 
 
 def tell(request: Request, drafts: list[int], accepted: int) -> None:
     """Tell the drafter how much of its proposal was accepted."""
+    drafter = request.drafter
+    if drafter is None or not drafts:
+        return
     with dropped_on_error(request):
-        if request.drafter is not None and drafts:
-            request.drafter.observe(drafts, accepted)
+        drafter.observe(drafts, accepted)
 
 
 def let_go(request: Request) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from slipstream.config import EngineConfig
@@ -145,17 +144,12 @@ class Engine(Front):
         batch = self._schedule()
         if not batch:
             return []
-        with self._dropped_on_error(batch):
-            phases.peek(batch, self._clock, vocab_size=self._limits.vocab_size)
-            phases.choose(batch, self._budget)
-            phases.propose(batch, self._clock, vocab_size=self._limits.vocab_size)
-            phases.verify(batch, self.target, self.pages, self._clock, pad_to=self._pad_to)
-            phases.accept(batch)
-            phases.read(batch)
-            phases.score(batch)
-            phases.commit(batch, self.pages)
-            phases.observe(batch, self.stats, self._clock())
-            outputs = self._outputs(batch)
+        try:
+            outputs = self._run(batch)
+        except BaseException as cause:
+            ids = {part.request.id for part in batch}
+            self._drop(ids, "the request was dropped when a step of it failed", cause)
+            raise
         self._deliver(outputs)
         return outputs
 
@@ -218,6 +212,19 @@ class Engine(Front):
             part.request.stats.start(self._clock())
         return batch
 
+    def _run(self, batch: list[Round]) -> list[Output]:
+        """Take the rounds of a step through all its phases."""
+        phases.peek(batch, self._clock, vocab_size=self._limits.vocab_size)
+        phases.choose(batch, self._budget)
+        phases.propose(batch, self._clock, vocab_size=self._limits.vocab_size)
+        phases.verify(batch, self.target, self.pages, self._clock, pad_to=self._pad_to)
+        phases.accept(batch)
+        phases.read(batch)
+        phases.score(batch)
+        phases.commit(batch, self.pages)
+        phases.observe(batch, self.stats, self._clock())
+        return self._outputs(batch)
+
     def _outputs(self, batch: list[Round]) -> list[Output]:
         """Return what the step adds to each request; finished ones leave."""
         outputs = []
@@ -232,16 +239,6 @@ class Engine(Front):
                 reply = make_reply(request, load_s=self.load_s)
             outputs.append(Output(request_id=request.id, chunk=make_chunk(part, reply)))
         return outputs
-
-    @contextmanager
-    def _dropped_on_error(self, batch: list[Round]) -> Iterator[None]:
-        """Drop the batch's requests if the block raises, so that the next step can go on."""
-        try:
-            yield
-        except BaseException as cause:
-            ids = {part.request.id for part in batch}
-            self._drop(ids, "the request was dropped when a step of it failed", cause)
-            raise
 
     def _drop(
         self, request_ids: Iterable[int], message: str, cause: BaseException | None = None

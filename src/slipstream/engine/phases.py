@@ -28,14 +28,15 @@ def peek(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
 
 
 def choose(batch: Sequence[Round], budget: RowBudget) -> None:
-    """Let each request's policy size its round, and cut the widest where rows are short."""
-    decoding = [part for part in batch if not part.is_prefill]
-    for part in decoding:
+    """Let policies size the rounds that may draft, and cut the widest where rows are short."""
+    able = [part for part in batch if part.ceiling > 0]
+    if not able:
+        return
+    for part in able:
         part.k = part.request.policy.choose(part.view()).k
-    num_prefill_rows = sum(part.num_rows for part in batch if part.is_prefill)
-    rows = budget.draft_rows(num_prefill_rows, len(batch), len(decoding))
-    widths = share_out([part.num_wanted for part in decoding], rows)
-    for part, width in zip(decoding, widths, strict=True):
+    rows = budget.draft_rows(sum(part.num_rows for part in batch), len(batch))
+    widths = share_out([part.num_wanted for part in able], rows)
+    for part, width in zip(able, widths, strict=True):
         part.k = width
 
 

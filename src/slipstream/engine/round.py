@@ -46,7 +46,7 @@ class Round:
     proposed: list[int] = field(default_factory=list)
     k: int = 0
     drafts: list[int] = field(default_factory=list)
-    logits: F32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    logits: F32 | tuple[()] = ()
     target_ids: list[int] = field(default_factory=list)
     accepted: int = 0
     emitted: list[int] = field(default_factory=list)
@@ -124,10 +124,11 @@ def pack(batch: Sequence[Round], *, pad_to: int = 1) -> Rows:
         token_ids += [0] * num_padding
         positions += [PADDING_POSITION] * num_padding
         sequences += [0] * num_padding
+    rows = np.array([token_ids, positions, sequences], np.int32)
     return Rows(
-        token_ids=np.array(token_ids, np.int32),
-        positions=np.array(positions, np.int32),
-        sequences=np.array(sequences, np.int32),
+        token_ids=rows[0],
+        positions=rows[1],
+        sequences=rows[2],
         page_table=_page_table(batch),
         logit_rows=np.array(logit_rows, np.int32),
     )
