@@ -30,7 +30,7 @@ FIRST_CLASSIC = 3
 # Share of the gain that classic steps may cost while drafting pays, and their cadence in rounds:
 # often enough that heat shows within a second or two, seldom enough at small gains.
 CLASSIC_SHARE = 0.005
-CLASSIC_EVERY = (16, 512)
+CLASSIC_EVERY = (32, 512)
 
 
 # A free drafter rests while more than this share of the budget is owed, so that what it takes to

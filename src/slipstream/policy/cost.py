@@ -25,7 +25,7 @@ SHORT_KV = 256
 SUSPECT = 3.0
 # Worst case of an estimate: these standard deviations and this share on top.
 WORST_SIGMAS = 3.0
-WORST_SHARE = 0.1
+WORST_SHARE = 0.02
 # The same share where the bucket was never run at a context like this one.
 WORST_SHARE_ELSEWHERE = 0.25
 

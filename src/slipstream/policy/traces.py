@@ -11,6 +11,10 @@ from typing import Any
 
 from slipstream.policy.simulator import World
 
+# What of a recorded round is drafting was not recorded: a small head takes this share of a classic
+# step for a token.
+DRAFT_SHARE = 0.04
+
 
 def world_of(trace: Mapping[str, Any], *, noise: float = 0.02) -> tuple[World, tuple[int, ...]]:
     """Return a trace's world, and its row buckets for the policy."""
@@ -20,11 +24,18 @@ def world_of(trace: Mapping[str, Any], *, noise: float = 0.02) -> tuple[World, t
     edges = tuple(sorted(costs))
     chances = _chances(arms)
 
+    draft_s = DRAFT_SHARE * costs[1]
+
     def forward_s(rows: int, context_len: int, now: int) -> float:
-        return float(costs[min(edge for edge in edges if edge >= rows)])
+        edge = min(edge for edge in edges if edge >= rows)
+        return float(costs[edge]) - (edge - 1) * draft_s
 
     world = World(
-        forward_s=forward_s, chances=lambda now: chances, noise=noise, ceiling=edges[-1] - 1
+        forward_s=forward_s,
+        chances=lambda now: chances,
+        draft_s=lambda k: k * draft_s,
+        noise=noise,
+        ceiling=edges[-1] - 1,
     )
     return world, edges
 

@@ -1,0 +1,78 @@
+"""The loss budget: the bound holds over every window, whatever an adversary does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.policy.ledger import CAPACITY_STEPS, RHO, Ledger
+from tests.policy.worlds import benchmark
+
+cases = benchmark("ledger_cases")
+
+# One move of the adversary, made after it saw k: drift of the classic step, the round's cost in
+# classic steps, its worst case as promised, the tokens it emits.
+MOVES = st.lists(
+    st.tuples(st.floats(0.9, 1.1), st.floats(0.1, 30.0), st.floats(0.5, 10.0), st.integers(1, 16)),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(moves=MOVES)
+def test_bound_holds_over_every_window(moves: list[tuple[float, float, float, int]]) -> None:
+    """The rule alone, without estimates: every window is looked at one by one."""
+    ledger, classic_s = Ledger(), 1.0
+    played: list[tuple[float, float, float, float]] = []
+    for drift, cost, worst, emitted in moves:
+        classic_s *= drift
+        worst_s = worst * classic_s
+        starts = ledger.may_start(worst_s=worst_s, anchors_s=classic_s, classic_s=classic_s)
+        if starts:
+            round_s = cost * classic_s
+            ledger.charge(round_s=round_s, value_s=emitted * classic_s)
+            played.append((round_s, emitted * classic_s, classic_s, max(0.0, round_s - worst_s)))
+        else:
+            ledger.leak(value_s=classic_s)
+            played.append((classic_s, classic_s, classic_s, 0.0))
+    for first in range(len(played)):
+        taken = plain = 0.0
+        for last in range(first, len(played)):
+            taken += played[last][0]
+            plain += played[last][1]
+            window = played[: last + 1]  # debt may come from before the window, not its capacity
+            allowance = CAPACITY_STEPS * max(step[2] for step in window)
+            allowance += max(step[3] for step in window)
+            assert taken <= (1.0 + RHO) * plain + allowance + 1e-9
+
+
+@pytest.mark.parametrize("style", cases.STYLES)
+@pytest.mark.parametrize("seed", range(3))
+def test_policy_keeps_the_bound_against_adversaries(style: str, seed: int) -> None:
+    margin, _ = cases.slack(cases.play(style, random.Random(seed), 100))
+    assert margin >= -1e-9
+
+
+def test_gains_are_not_banked() -> None:
+    ledger = Ledger()
+    for _ in range(1000):
+        ledger.charge(round_s=1.0, value_s=4.0)
+    assert ledger.debt_s == 0.0
+    ledger.charge(round_s=5.0, value_s=1.0)
+    assert ledger.debt_s == pytest.approx(4.0 - RHO)
+
+
+def test_debt_leaks_with_every_round() -> None:
+    ledger = Ledger(debt_s=1.0)
+    for _ in range(100):
+        ledger.leak(value_s=1.0)
+    assert ledger.debt_s == pytest.approx(1.0 - 100 * RHO)
+
+
+def test_a_round_starts_only_if_its_worst_case_fits() -> None:
+    ledger = Ledger(debt_s=6.0)
+    assert ledger.may_start(worst_s=3.0, anchors_s=1.0, classic_s=1.0)
+    assert not ledger.may_start(worst_s=3.1, anchors_s=1.0, classic_s=1.0)
