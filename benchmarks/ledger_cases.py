@@ -89,7 +89,8 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
             Played(
                 taken_s=round_s,
                 classic_s=truth_s * emitted / batch,
-                delta=value_s / truth_s - 1.0,
+                # Only rounds that draft are charged by an estimate.
+                delta=value_s / truth_s - 1.0 if any(widths) else 0.0,
                 capacity_s=CAPACITY_STEPS * (policy.cost.classic_s(batch, kv * batch) or noisy_s),
                 overshoot_s=max(0.0, round_s - worst_s) if any(widths) else 0.0,
             )

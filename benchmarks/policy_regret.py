@@ -1,6 +1,6 @@
 """How close the policy comes to the best fixed k, in expectation, on every recorded pairing.
 
-    python benchmarks/policy_regret.py [--seeds 200] [--json FILE]
+    python benchmarks/policy_regret.py [--seeds 200] [--only NAMES] [--json FILE]
 
 Each seed plays 2,000 rounds on a virtual clock; rounds 201 to 2,000 count. A choice is valued by
 what it yields in expectation, so luck in the acceptances of one run is not in the figure. The
@@ -46,12 +46,15 @@ def main() -> int:
     """Print a table and one JSON line; return 1 if a mean is below the bar."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--only", help="names of pairings, separated by commas")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print(f"bar: 0.970 of the best fixed k, rounds {FIRST + 1} to {LAST}, mean of seeds\n")
     print(f"{'pairing':<22} {'best k':>6} {'best S':>7} {'mean':>7} {'worst seed':>10}")
     for name, (world, edges) in worlds().items():
+        if options.only and name not in options.only.split(","):
+            continue
         shares = [share_of_best(world, edges, seed) for seed in range(options.seeds)]
         best_k, rate = world.best(100)
         row = {

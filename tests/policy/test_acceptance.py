@@ -73,8 +73,7 @@ def test_a_request_starts_from_what_its_pairing_knows() -> None:
 def test_scoring_counts_as_verifying_does() -> None:
     verified, scored = Acceptance(), Acceptance()
     verified.observe(3, 1, 2)
-    scored.score(1, True)
-    scored.score(2, False)
+    scored.score([(1, True), (2, False)])
     assert scored.chances == pytest.approx(verified.chances)
     assert scored.expected == pytest.approx(verified.expected)
 

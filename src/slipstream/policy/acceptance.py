@@ -12,7 +12,7 @@ that a stop or a limit cut says nothing about drafts behind the cut (it is trunc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slipstream.types import MAX_K
 
@@ -22,7 +22,9 @@ SLOW_TRIALS = 128.0
 # Trials of the fast counts: a change of text is noticed within about this many.
 FAST_TRIALS = 8.0
 # Fast and slow counts disagree beyond chance at this many standard deviations of the fast one.
-CHANGE_SIGMAS = 3.5
+CHANGE_SIGMAS = 4.0
+# Trials that later positions keep when an earlier one has changed: half of a prior's weight.
+DOUBTED_TRIALS = 2.0
 # Trials that the pairing's word counts in a new request, and a position's in the next one.
 PRIOR_TRIALS = 4.0
 # What a pairing is believed to accept before anything was seen: the recorded pairings' median.
@@ -48,7 +50,7 @@ class Acceptance:
         self.chances: list[float] = []
         self.survival: list[float] = []
         self.expected: list[float] = []
-        self._refresh(0)
+        self._refresh()
 
     def observe(self, k: int, accepted: int, emitted: int) -> None:
         """Take in a round of k > 0 drafts.
@@ -70,13 +72,14 @@ class Acceptance:
             self._count(position, 1.0)
         if missed and hits < self.max_k:
             self._count(hits, 0.0)
-        self._refresh(0)
+        self._refresh()
 
-    def score(self, position: int, hit: bool) -> None:
-        """Take in one token of a proposal that was not verified; position counts from 1."""
-        if 1 <= position <= self.max_k:
-            self._count(position - 1, float(hit))
-            self._refresh(position - 1)
+    def score(self, scores: Iterable[tuple[int, bool]]) -> None:
+        """Take in tokens of proposals that were not verified, as (position from 1, hit)."""
+        for position, hit in scores:
+            if 1 <= position <= self.max_k:
+                self._count(position - 1, float(hit))
+        self._refresh()
 
     def trials(self, position: int) -> float:
         """Return how many trials stand behind the chance at a position, from 1."""
@@ -111,19 +114,26 @@ class Acceptance:
         if abs(fast - chance) > limit:
             self._slow[position] = fast * FAST_TRIALS
             self._trials[position] = FAST_TRIALS
+            self._doubt_beyond(position)
 
-    def _refresh(self, first: int) -> None:
-        """Recompute chances, survival and expectation from a position on."""
+    def _doubt_beyond(self, position: int) -> None:
+        """Let later positions follow this one: what is known of them is of another text."""
+        self.prior = self.prior[: position + 1]
+        for later in range(position + 1, self.max_k):
+            if self._trials[later] > DOUBTED_TRIALS:
+                self._slow[later] *= DOUBTED_TRIALS / self._trials[later]
+                self._trials[later] = DOUBTED_TRIALS
+
+    def _refresh(self) -> None:
+        """Recompute chances, survival and expectation."""
         chances, survival, expected = self.chances, self.survival, self.expected
         if not chances:
             chances += [0.0] * self.max_k
             survival += [0.0] * self.max_k
             expected += [0.0] * (self.max_k + 1)
         known = len(self.prior)
-        chance = chances[first - 1] if first else FIRST_GUESS
-        alive = survival[first - 1] if first else 1.0
-        total = expected[first]
-        for position in range(first, self.max_k):
+        chance, alive, total = FIRST_GUESS, 1.0, 0.0
+        for position in range(self.max_k):
             guess = self.prior[position] if position < known else chance
             trials = self._trials[position]
             chance = (self._slow[position] + PRIOR_TRIALS * guess) / (trials + PRIOR_TRIALS)

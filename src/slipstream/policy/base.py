@@ -61,9 +61,9 @@ class RoundOutcome:
         draft_s, verify_s, round_s: seconds; round_s runs from round start to round start.
         request: as in the view.
         context_len: as in the view, before the round.
-        shadow_position: which token of a proposal that is not verified the classic step's token
-            was compared with, from 1; 0 for none. All before it agreed.
-        shadow_hit: whether that one agreed too.
+        scores: (position, hit) of every proposal that is not verified but still agrees with all
+            that was emitted since it was made: which of its tokens, from 1, the classic step's
+            token was compared with, and whether they agree.
     """
 
     k: int
@@ -74,8 +74,7 @@ class RoundOutcome:
     round_s: float
     request: int = 0
     context_len: int = 0
-    shadow_position: int = 0
-    shadow_hit: bool = False
+    scores: tuple[tuple[int, bool], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -232,6 +232,8 @@ class MeasuredPolicy:
         if drafted:
             self.ledger.charge(round_s=outcome.round_s, value_s=value_s)
         else:
+            # A classic step is worth what it took, however wrong the estimate is.
+            value_s = min(value_s, max(outcome.round_s - outcome.draft_s, 0.0))
             self.ledger.leak(value_s=value_s, lost_s=outcome.draft_s)
         if batch == 1:
             return

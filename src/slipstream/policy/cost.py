@@ -30,6 +30,7 @@ WORST_SHARE = 0.02
 WORST_SHARE_ELSEWHERE = 0.25
 
 Line = tuple[float, float]
+_UNKNOWN: Line = (math.nan, math.nan)
 
 
 def octave_of(kv_tokens: int) -> int:
@@ -48,7 +49,7 @@ class Staircase:
         self.edges = tuple(edges)
         self._levels: dict[int, dict[int, Level]] = {}
         self._suspects: dict[int, float] = {}
-        self._lines: dict[tuple[int, int], Line] = {}
+        self._lines: dict[int, dict[int, Line | None]] = {}  # by octave and rows, until observed
         self._buckets = [self._bucket(rows) for rows in range(64)]  # what batch 1 looks up
 
     def bucket(self, rows: int) -> int:
@@ -81,19 +82,27 @@ class Staircase:
             start, slope = self._line(bucket, octave)
             expected = start + slope * kv_tokens
             levels[octave] = Level(min(seconds, SUSPECT * expected), kv_tokens, now)
-        for key in [key for key in self._lines if key[0] == bucket]:
-            del self._lines[key]
+        for lines in self._lines.values():
+            for known in [known for known in lines if self.bucket(known) == bucket]:
+                del lines[known]
 
     def time_s(self, rows: int, kv_tokens: int) -> float | None:
         """Return the expected seconds, None where the bucket was never measured."""
-        bucket = self.bucket(rows)
+        return self.times_s(rows, 1, kv_tokens)[0]
+
+    def times_s(self, rows: int, count: int, kv_tokens: int) -> list[float | None]:
+        """Return the expected seconds of `count` row counts from `rows` on."""
         octave = octave_of(kv_tokens)
-        line = self._lines.get((bucket, octave))
-        if line is None:
-            if bucket not in self._levels:
-                return None
-            line = self._line(bucket, octave)
-        return line[0] + line[1] * kv_tokens
+        lines = self._lines.setdefault(octave, {})
+        times: list[float | None] = []
+        for each in range(rows, rows + count):
+            line = lines.get(each, _UNKNOWN)
+            if line is _UNKNOWN:
+                bucket = self.bucket(each)
+                line = self._line(bucket, octave) if bucket in self._levels else None
+                lines[each] = line
+            times.append(None if line is None else line[0] + line[1] * kv_tokens)
+        return times
 
     def worst_s(self, rows: int, kv_tokens: int) -> float | None:
         """Return what a forward may take at worst; None where nothing at all was measured."""
@@ -168,17 +177,12 @@ class Staircase:
         """Take over what `state` returned."""
         self._levels.clear()
         self._lines.clear()
-        for bucket, octave, seconds, kv_tokens, deviation, weight in rows:
-            level = Level(seconds, int(kv_tokens), 0)
-            level.deviation_s, level.weight = deviation, weight
-            self._levels.setdefault(int(bucket), {})[int(octave)] = level
+        for bucket, octave, *state in rows:
+            self._levels.setdefault(int(bucket), {})[int(octave)] = Level.restored(state)
 
     def _line(self, bucket: int, octave: int) -> Line:
-        """Return (start, slope) along the context around an octave; kept until the next sample."""
-        line = self._lines.get((bucket, octave))
-        if line is None:
-            line = self._lines[bucket, octave] = _line_through(self._levels[bucket], octave)
-        return line
+        """Return (start, slope) along the context around an octave."""
+        return _line_through(self._levels[bucket], octave)
 
 
 def _line_through(levels: dict[int, Level], octave: int) -> Line:

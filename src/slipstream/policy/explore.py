@@ -54,7 +54,7 @@ class Explorer:
     ) -> Plan | None:
         """Return a plan that might be better than what runs now; None if none is due."""
         waited = now - max([state.changed_at for state in states])
-        if waited < PROBE_UNMEASURED_EVERY or view.prefill_rows:
+        if waited == 0 or waited % PROBE_UNMEASURED_EVERY or view.prefill_rows:
             return None
         verify, batch = self._cost.verify, len(states)
         if waited < PROBE_EVERY and self._all_measured(batch, limits):
@@ -67,8 +67,7 @@ class Explorer:
         fixed_s = self._cost.overhead_s + self._cost.peek_s(batch)
         widest = WIDEN * verify.widest
 
-        def time_of(num_rows: int) -> float | None:
-            rows = batch + num_rows
+        def time_of(rows: int) -> float | None:
             forward_s = verify.time_s(rows, kv_tokens)
             if forward_s is None:
                 forward_s = verify.least_s(rows, kv_tokens) if rows <= widest else None
@@ -76,14 +75,15 @@ class Explorer:
                 forward_s = max(STALE_DISCOUNT * forward_s, min(forward_s, plan.base_s))
             elif waited < PROBE_EVERY:
                 return None
-            return None if forward_s is None else forward_s + fixed_s
+            return forward_s
 
         bar = (1.0 + PROBE_MARGIN) * plan.top.speedup if plan.num_rows else 1.0 + LEAVE_MARGIN
         chosen, _ = fastest(
             order,
             base_s=plan.base_s,
             token_s=plan.token_s,
-            time_of=time_of,
+            times_s=[time_of(batch + num_rows) for num_rows in range(1, len(order) + 1)],
+            fixed_s=fixed_s,
             draft_times=self._cost.token_times,
             bar=bar,
             width_margin=WIDTH_MARGIN,

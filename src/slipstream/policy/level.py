@@ -10,6 +10,8 @@ device that heats. A sample is compared with what is expected before it counts:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # Compilations in the field were 20 times a steady round, scheduling hiccups below 2 times.
 DISCARD = 3.0
 # Rounds on an idle machine spread by 2 to 5 %: beyond a quarter it is not noise.
@@ -74,6 +76,14 @@ class Level:
     def state(self) -> list[float]:
         """Return (seconds, kv tokens, deviation, weight)."""
         return [self.seconds, self.kv_tokens, self.deviation_s, self.weight]
+
+    @classmethod
+    def restored(cls, state: Sequence[float]) -> Level:
+        """Return the level that `state` described, seen in round 0."""
+        seconds, kv_tokens, deviation_s, weight = state
+        level = cls(seconds, kv_tokens, 0)
+        level.deviation_s, level.weight = deviation_s, max(weight, 1.0)
+        return level
 
     def _is_change(self, sample: float, *, above: bool) -> bool:
         """Note a stray sample; tell whether there are enough on the same side."""

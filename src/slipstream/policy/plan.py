@@ -90,16 +90,12 @@ def plan_step(
             limits,
             sum(limits) if view.max_draft_rows is None else view.max_draft_rows,
         )
-
-        def time_of(num_rows: int) -> float | None:
-            forward_s = cost.verify.time_s(rows + num_rows, kv_tokens)
-            return None if forward_s is None else forward_s + fixed_s
-
         chosen, top = fastest(
             order,
             base_s=base_s,
             token_s=token_s,
-            time_of=time_of,
+            times_s=cost.verify.times_s(rows + 1, len(order), kv_tokens),
+            fixed_s=fixed_s,
             draft_times=cost.token_times,
             bar=bar,
             width_margin=WIDTH_MARGIN,
@@ -171,11 +167,10 @@ def _one(
 ) -> tuple[Best, Best]:
     """Return what `fastest` does for a single sequence, in less time."""
     expected = state.acceptance.expected
-    time_s, draft_times = cost.verify.time_s, cost.token_times
+    draft_times = cost.token_times
     top_k = chosen_k = 0
     top = chosen = 0.0
-    for k in range(1, limit + 1):
-        forward_s = time_s(rows + k, kv_tokens)
+    for k, forward_s in enumerate(cost.verify.times_s(rows + 1, limit, kv_tokens), 1):
         if forward_s is None:
             continue
         value = (base_s + expected[k] * token_s) / (forward_s + fixed_s + draft_times[k])

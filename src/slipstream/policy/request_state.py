@@ -50,11 +50,12 @@ class RequestState:
         if outcome.k > 0:
             self.acceptance.observe(outcome.k, outcome.accepted, outcome.emitted)
             pairing.observe(outcome.k, outcome.accepted, outcome.emitted)
-        elif outcome.shadow_position > 0:
-            self.acceptance.score(outcome.shadow_position, outcome.shadow_hit)
-            pairing.score(outcome.shadow_position, outcome.shadow_hit)
-            if outcome.shadow_position == 1:
-                self.shadowed_at, self.hurried = now, outcome.shadow_hit
+        elif outcome.scores:
+            self.acceptance.score(outcome.scores)
+            pairing.score(outcome.scores)
+            for position, hit in outcome.scores:
+                if position == 1:
+                    self.shadowed_at, self.hurried = now, hit
 
     def shadow_due(self, interval: int, now: int) -> bool:
         """Tell whether a proposal should be drafted to be scored."""

@@ -143,8 +143,9 @@ class RoundCost:
         self.verify.restore(state["verify"])
         self.classic.restore(state["classic"])
         self._drafts.clear()
-        for k, seconds, *_ in state["draft"]:
-            self._add_draft(int(k), seconds, 0)
+        for k, *level in state["draft"]:
+            self._drafts[int(k)] = Level.restored(level)
+        self._refresh_drafts()
         for mean, (seconds, weight) in zip(
             self._overheads.values(), state["overheads"], strict=True
         ):
@@ -164,6 +165,11 @@ class RoundCost:
             self._drafts[k] = Level(seconds, 0, now)
         else:
             level.add(seconds, 0, now)
+        self._refresh_drafts()
+
+    def _refresh_drafts(self) -> None:
+        if not self._drafts:
+            return
         self.draft_times = [self._draft_time(k) for k in range(MAX_K + 1)]
         if not self.free:
             self.token_times = self.draft_times

@@ -81,8 +81,7 @@ def run(
 ) -> list[Step]:
     """Let a policy play rounds of one request; rounds are counted from `start`."""
     steps = []
-    shadow_left: list[bool] = []  # hits of a proposal still to be scored, first token first
-    shadow_position = 0
+    pending: list[tuple[int, list[bool]]] = []  # proposals to be scored: next index, their hits
     for now in range(start, start + num_rounds):
         view = RoundView(
             remaining=1 << 30,
@@ -94,23 +93,15 @@ def run(
         decision = policy.choose(view)
         hits = [rng.random() < chance for chance in world.chances(now)[: world.ceiling]]
         accepted = _run_length(hits[: decision.k])
-        shadow = decision.shadow or (world.ceiling if world.free else 0)
-        drafted = decision.shadow
+        scores: list[tuple[int, bool]] = []
         if decision.k > 0:
-            shadow_left = []
-        elif not shadow_left and shadow:
-            shadow_left, shadow_position = hits[:shadow], 0
+            pending = []
         else:
-            drafted = 0
-        shadow_hit = False
-        position = 0
-        if decision.k == 0 and shadow_left:
-            shadow_hit = shadow_left.pop(0)
-            shadow_position += 1
-            position = shadow_position
-            if not shadow_hit:
-                shadow_left = []
-        draft_s = world.draft_s(decision.k or drafted)
+            shadow = world.ceiling if world.free else decision.shadow
+            pending.append((0, hits[:shadow]))
+            scores = [(index + 1, hits[index]) for index, hits in pending if index < len(hits)]
+            pending = [(index + 1, hits) for index, hits in pending if any(hits[index : index + 1])]
+        draft_s = world.draft_s(decision.k or decision.shadow)
         scale = max(0.5, rng.gauss(1.0, world.noise))
         forward_s = scale * world.forward_s(decision.k + 1, context_len, now)
         round_s = forward_s + draft_s + world.overhead_s
@@ -124,8 +115,7 @@ def run(
                 round_s=round_s,
                 request=request,
                 context_len=context_len,
-                shadow_position=position,
-                shadow_hit=shadow_hit,
+                scores=tuple(scores),
             )
         )
         steps.append(

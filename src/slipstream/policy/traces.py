@@ -19,7 +19,7 @@ DRAFT_SHARE = 0.04
 def world_of(trace: Mapping[str, Any], *, noise: float = 0.02) -> tuple[World, tuple[int, ...]]:
     """Return a trace's world, and its row buckets for the policy."""
     arms = sorted(trace["arms"], key=lambda arm: int(arm["drafted"]))
-    costs = {1: trace["classic_ms"] / 1e3}
+    costs: dict[int, float] = {1: trace["classic_ms"] / 1e3}
     costs |= {arm["drafted"] + 1: arm["round_ms"] / 1e3 for arm in arms}
     edges = tuple(sorted(costs))
     chances = _chances(arms)
@@ -28,7 +28,7 @@ def world_of(trace: Mapping[str, Any], *, noise: float = 0.02) -> tuple[World, t
 
     def forward_s(rows: int, context_len: int, now: int) -> float:
         edge = min(edge for edge in edges if edge >= rows)
-        return float(costs[edge]) - (edge - 1) * draft_s
+        return costs[edge] - (edge - 1) * draft_s
 
     world = World(
         forward_s=forward_s,

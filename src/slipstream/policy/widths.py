@@ -7,8 +7,8 @@ is kept. Cost is a staircase, so the search does not stop at the first row that 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 # Drafts that survive less often than this are not looked at: no row is that cheap.
@@ -25,22 +25,15 @@ def share_rows(
         limits: largest k of each sequence.
         max_rows: drafted rows at most.
     """
-    heap = [
-        (-survival[0], index, 0)
+    order = [
+        (index, chance)
         for index, (survival, limit) in enumerate(zip(survivals, limits, strict=True))
-        if limit > 0 and survival[0] >= FAINTEST
+        for chance in survival[:limit]
+        if chance >= FAINTEST
     ]
-    heapq.heapify(heap)
-    order: list[tuple[int, float]] = []
-    while heap and len(order) < max_rows:
-        faint, index, position = heap[0]
-        order.append((index, -faint))
-        position += 1
-        if position < limits[index] and survivals[index][position] >= FAINTEST:
-            heapq.heapreplace(heap, (-survivals[index][position], index, position))
-        else:
-            heapq.heappop(heap)
-    return order
+    # Survival never rises along a sequence and the sort is stable, so drafts stay in order.
+    order.sort(key=itemgetter(1), reverse=True)
+    return order[:max_rows]
 
 
 class Best(NamedTuple):
@@ -56,7 +49,8 @@ def fastest(
     *,
     base_s: float,
     token_s: float,
-    time_of: Callable[[int], float | None],
+    times_s: Sequence[float | None],
+    fixed_s: float,
     draft_times: Sequence[float],
     bar: float,
     width_margin: float,
@@ -66,24 +60,25 @@ def fastest(
     Args:
         base_s: the step without drafts.
         token_s: classic seconds of one token, t_classic(B) / B.
-        time_of: seconds of the step with so many drafted rows, drafting excluded; None if unknown.
+        times_s: seconds of the forward with 1, 2, ... drafted rows; None if unknown.
+        fixed_s: seconds of every step besides, drafting excluded.
         draft_times: seconds of drafting k tokens for one sequence, index k.
         bar: the first number of rows must promise more than this; each wider one a margin more.
     """
-    chosen, top = Best(0, 1.0, 0.0), Best(0, 0.0, 0.0)
+    chosen = top = 0
+    speedup, top_speedup, chosen_gain, top_gain = 1.0, 0.0, 0.0, 0.0
     gain = draft_s = 0.0
     counts: dict[int, int] = {}
-    for num_rows, (index, survival) in enumerate(order, 1):
+    for num_rows, ((index, survival), step_s) in enumerate(zip(order, times_s, strict=True), 1):
         k = counts[index] = counts.get(index, 0) + 1
         gain += survival
         draft_s += draft_times[k] - draft_times[k - 1]
-        step_s = time_of(num_rows)
         if step_s is None:
             continue
-        value = (base_s + gain * token_s) / (step_s + draft_s)
-        if value > top.speedup:
-            top = Best(num_rows, value, gain)
+        value = (base_s + gain * token_s) / (step_s + fixed_s + draft_s)
+        if value > top_speedup:
+            top, top_speedup, top_gain = num_rows, value, gain
         if value > bar:
-            chosen = Best(num_rows, value, gain)
+            chosen, speedup, chosen_gain = num_rows, value, gain
             bar = value * (1.0 + width_margin)
-    return chosen, top
+    return Best(chosen, speedup, chosen_gain), Best(top, top_speedup, top_gain)

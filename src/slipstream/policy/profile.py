@@ -1,0 +1,142 @@
+"""What a pairing has learned, kept on disk between runs.
+
+A profile is keyed by everything its numbers depend on: hashes of target and drafter, device, driver
+and kernel build. It is written beside its place and moved there, so a reader never sees half of
+one. A file that is damaged, of another version or for another key is ignored with one line in the
+log; a start never fails because of it. Before it is used, two widths are timed again: a profile
+that no longer tells the truth is discarded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.policy.choose import MeasuredPolicy
+
+VERSION = 1
+# How far a width may be from its profile: clocks and neighbours move times by 10 %, another kernel
+# or device by 30 % and more.
+SENTINEL_TOLERANCE = 0.25
+# Row counts that are timed: the classic step, and a verify of the commonest width.
+SENTINEL_ROWS = (1, 4)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileKey:
+    """What a profile's numbers depend on; contents, not names."""
+
+    target: str
+    drafter: str
+    device: str
+    driver: str
+    kernels: str
+
+    @property
+    def file_name(self) -> str:
+        """Name of the profile's file, the same for the same key."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def save_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> Path:
+    """Write what a policy has learned and return the file.
+
+    Raises:
+        OSError: the folder cannot be written; an older profile is still whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / key.file_name
+    content = {"version": VERSION, "key": asdict(key), "state": policy.snapshot()}
+    text = json.dumps(content, indent=1, allow_nan=False)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".profile-", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    return path
+
+
+def load_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> bool:
+    """Restore a policy from its profile; return whether there was one that can be used.
+
+    The policy is untouched if not.
+    """
+    path = folder / key.file_name
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        problem = _problem(content, key)
+        if problem is None:
+            state = content["state"]
+            MeasuredPolicy().restore(state)  # whatever does not fit raises here
+            policy.restore(state)
+            return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        problem = error.strerror or "it cannot be read"
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
+        problem = "it is damaged"
+    _log.warning("profile %s is ignored: %s", path, problem)
+    return False
+
+
+def passes_sentinel(policy: MeasuredPolicy, measure: Callable[[int], float]) -> bool:
+    """Tell whether a restored policy still tells the truth about this machine.
+
+    Args:
+        measure: times a forward of so many rows, at a short context, and returns seconds; the
+            best of a few runs.
+    """
+    for rows in SENTINEL_ROWS:
+        expected = policy.cost.verify.time_s(rows, 0)
+        if expected is None:
+            continue
+        measured = measure(rows)
+        if abs(measured - expected) > SENTINEL_TOLERANCE * expected:
+            _log.warning(
+                "the profile is discarded: %d rows take %.2f ms, it says %.2f ms",
+                rows,
+                1e3 * measured,
+                1e3 * expected,
+            )
+            return False
+    return policy.cost.verify.widest > 0
+
+
+def _problem(content: Any, key: ProfileKey) -> str | None:
+    """Return what is wrong with a file's content, None if nothing is."""
+    if not isinstance(content, dict) or not isinstance(content.get("state"), dict):
+        return "it is damaged"
+    if content.get("version") != VERSION:
+        return f"its version is {content.get('version')!r}, not {VERSION}"
+    if content.get("key") != asdict(key):
+        return "it belongs to another pairing or device"
+    return None if _is_finite(content["state"]) else "it holds impossible numbers"
+
+
+def _is_finite(value: Any) -> bool:
+    """Tell whether every number, at any depth, is finite and not negative."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
