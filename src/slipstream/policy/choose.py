@@ -30,7 +30,7 @@ FIRST_CLASSIC = 3
 # Share of the gain that classic steps may cost while drafting pays, and their cadence in rounds:
 # often enough that heat shows within a second or two, seldom enough at small gains.
 CLASSIC_SHARE = 0.005
-CLASSIC_EVERY = (32, 512)
+CLASSIC_EVERY = (48, 512)
 
 
 # A free drafter rests while more than this share of the budget is owed, so that what it takes to
@@ -160,7 +160,7 @@ class MeasuredPolicy:
         state = self.requests.get(number)
         if state is None or not self.cost.classic.time_s(1, state.context_len):
             return "unmeasured", "unmeasured: no classic step was timed yet", None
-        limit = state.limit or self.max_k
+        limit = self.max_k
         view = RoundView(
             remaining=limit + 1, context_len=state.context_len, proposed=limit, ceiling=limit
         )

@@ -24,10 +24,13 @@ SHORT_KV = 256
 # A first sample this many times above its bound is held to be a compilation until one more says so.
 SUSPECT = 3.0
 # Worst case of an estimate: these standard deviations and this share on top.
-WORST_SIGMAS = 3.0
+WORST_SIGMAS = 2.0
 WORST_SHARE = 0.02
 # The same share where the bucket was never run at a context like this one.
 WORST_SHARE_ELSEWHERE = 0.25
+# Levels give a slope if their contexts differ by this share of the longer one: noise of two levels
+# close to each other would be a slope of anything.
+FAR_APART = 0.5
 
 Line = tuple[float, float]
 _UNKNOWN: Line = (math.nan, math.nan)
@@ -186,12 +189,13 @@ class Staircase:
 
 
 def _line_through(levels: dict[int, Level], octave: int) -> Line:
-    """Return the line through the levels next to an octave; flat through a single one."""
-    near = sorted(levels, key=lambda known: (abs(known - octave), known))[:2]
+    """Return the line through the nearest levels that are far enough apart; else flat."""
+    near = sorted(levels, key=lambda known: (abs(known - octave), known))
     first = levels[near[0]]
-    slope = 0.0
-    if len(near) == 2:
-        second = levels[near[1]]
+    for other in near[1:]:
+        second = levels[other]
         run = second.kv_tokens - first.kv_tokens
-        slope = max(0.0, (second.seconds - first.seconds) / run) if run else 0.0
-    return first.seconds - slope * first.kv_tokens, slope
+        if abs(run) >= FAR_APART * max(first.kv_tokens, second.kv_tokens):
+            slope = max(0.0, (second.seconds - first.seconds) / run)
+            return first.seconds - slope * first.kv_tokens, slope
+    return first.seconds, 0.0

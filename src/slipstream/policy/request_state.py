@@ -24,7 +24,6 @@ class RequestState:
         shadowed_at: the round in which a proposal of its was last scored from its first token.
         hurried: whether that token was right, so that the next shadow is due soon.
         context_len: as last seen.
-        limit: largest k as last seen.
     """
 
     acceptance: Acceptance
@@ -34,7 +33,6 @@ class RequestState:
     shadowed_at: int = -(1 << 30)
     hurried: bool = False
     context_len: int = 0
-    limit: int = 0
 
     @classmethod
     def start(cls, prior: Sequence[float], now: int) -> RequestState:

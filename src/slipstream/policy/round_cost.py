@@ -17,7 +17,7 @@ from slipstream.policy.level import Level
 from slipstream.types import MAX_K
 
 # The lower bound of a classic step lies this many standard errors below its mean.
-VALUE_SIGMAS = 2.0
+VALUE_SIGMAS = 1.0
 # Rounds that the overhead remembers, and the share of a round that one sample may add to it.
 OVERHEAD_MEMORY = 32.0
 OVERHEAD_JUMP = 0.25
