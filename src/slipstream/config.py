@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,16 @@ PREFIX = "SLIPSTREAM_"
 OTHER_VARIABLES = ("SLIPSTREAM_CACHE_DIR",)
 
 
-def _setting(default: Any, help: str, *, choices: tuple[str, ...] = (), low: int = 0) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices, "low": low})
+def _setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: int = 0,
+    high: int = 1 << 24,  # far above any use, far below what would overflow a size
+) -> Any:
+    metadata = {"help": help, "choices": choices, "low": low, "high": high}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +47,14 @@ class EngineConfig:
         "auto", "instruction path of the cpu back end", choices=("auto", "avx512", "portable")
     )
     threads: int = _setting(
-        0, "threads of the cpu back end; 0 takes the cores this process may use"
+        0, "threads of the cpu back end; 0 takes the cores this process may use", high=256
     )
     max_model_len: int = _setting(0, "longest context in tokens; 0 takes the model's own")
-    max_num_seqs: int = _setting(8, "sequences that run at once", low=1)
+    max_num_seqs: int = _setting(8, "sequences that run at once", low=1, high=4096)
     max_batch_rows: int = _setting(
-        0, "rows of one forward; 0 takes a prefill chunk and the widest round of every sequence"
+        0,
+        "rows of one forward; 0 takes a prefill chunk and the widest round of every sequence",
+        high=1 << 16,
     )
     kv_tokens: int = _setting(
         0, "tokens that the KV cache holds; 0 takes one full context, or 4096 a sequence if more"
@@ -52,7 +63,7 @@ class EngineConfig:
         "on", "keep the KV of finished text for prompts that begin with it", choices=("on", "off")
     )
     prefill_chunk: int = _setting(
-        256, "prompt tokens of one forward, of all sequences together", low=1
+        256, "prompt tokens of one forward, of all sequences together", low=1, high=1 << 16
     )
     verify_pad: str = _setting("auto", "pad verify rows: auto, off or a multiple, e.g. 8")
     verify_kernel: str = _setting(
@@ -60,7 +71,7 @@ class EngineConfig:
         "how verify rows share weight reads",
         choices=("auto", "gemv", "multirow", "tile"),
     )
-    tile_m: int = _setting(16, "rows of one tile when verify_kernel is tile", low=1)
+    tile_m: int = _setting(16, "rows of one tile when verify_kernel is tile", low=1, high=256)
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -84,7 +95,7 @@ class EngineConfig:
             if not key.startswith(PREFIX) or key in OTHER_VARIABLES:
                 continue
             name = key[len(PREFIX) :].lower()
-            if name not in names:
+            if name not in names or key != key.upper():
                 known = [PREFIX + n.upper() for n in names] + list(OTHER_VARIABLES)
                 raise ConfigError(f"unknown variable {key}", hint=_nearest(key, known))
             values[name] = text
@@ -121,9 +132,9 @@ def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
         raise ConfigError(f"verify_pad must be auto, off or in [1, 256], got {value}")
     if isinstance(item.default, int):
         number = _integer(value)
-        low = item.metadata["low"]
-        if number is None or number < low:
-            raise ConfigError(f"{item.name} must be an integer >= {low}, got {value}")
+        low, high = item.metadata["low"], item.metadata["high"]
+        if number is None or not low <= number <= high:
+            raise ConfigError(f"{item.name} must be an integer in [{low}, {high}], got {value}")
         return number
     choices = item.metadata["choices"]
     if value not in choices:
@@ -136,12 +147,10 @@ def _integer(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    try:
-        return int(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
+    plain = isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value)
+    return int(value) if plain else None
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    match = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {match[0]}?" if match else f"known: {', '.join(known)}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 
 from slipstream.config import OTHER_VARIABLES, EngineConfig, parse_k
-from slipstream.errors import ConfigError
+from slipstream.engine.load import choose_backend
+from slipstream.engine.round import padding_multiple
+from slipstream.errors import ConfigError, LoadError
 from slipstream.types import MAX_K
 
 
@@ -68,6 +71,11 @@ def test_variables_of_others_are_ignored() -> None:
         ("k", "Auto"),
         ("threads", "-1"),
         ("threads", "two"),
+        ("threads", 257),
+        ("prefill_chunk", 2**31),
+        ("k", "1_0"),
+        ("k", "3 "),
+        ("k", "٣"),
         ("threads", ""),
         ("prefill_chunk", "0"),
         ("tile_m", 0),
@@ -89,6 +97,27 @@ def test_bad_value_is_refused_with_name_and_value(name: str, value: object) -> N
 @pytest.mark.parametrize("value", ["auto", "off", 0, MAX_K, "0", str(MAX_K)])
 def test_good_k_is_taken(value: object) -> None:
     assert str(parse_k(value)) == str(value)
+
+
+def test_a_variable_in_lower_case_is_unknown() -> None:
+    with pytest.raises(ConfigError, match="unknown variable SLIPSTREAM_threads"):
+        EngineConfig.from_env({"SLIPSTREAM_threads": "2"})
+
+
+def test_a_tile_pads_to_its_rows_and_to_what_padding_asks_for() -> None:
+    def multiple(**settings: object) -> int:
+        return padding_multiple(EngineConfig(**settings))  # type: ignore[arg-type]
+
+    assert multiple(tile_m=32) == 1
+    assert multiple(verify_kernel="tile", tile_m=32) == 32
+    assert multiple(verify_kernel="tile", tile_m=32, verify_pad="6") == 96
+    assert multiple(verify_kernel="multirow", verify_pad="6") == 6
+
+
+def test_the_cpu_asked_for_by_name_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "slipstream.kernels.cpu", None)
+    with pytest.raises(LoadError, match="compiled cpu kernels are missing"):
+        choose_backend(EngineConfig(device="cpu"))
 
 
 def test_config_is_frozen() -> None:

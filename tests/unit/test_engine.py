@@ -11,6 +11,7 @@ from slipstream.drafters.base import Drafter
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.engine import Engine
 from slipstream.engine.round import Round, pack
+from slipstream.errors import RequestError
 from slipstream.types import Reply, SamplingParams
 from tests.fake_model import (
     Scripted,
@@ -363,3 +364,23 @@ def test_waiting_for_another_request_is_not_prefill_time() -> None:
     engine = fake_engine(after_forward=clock.pass_ms(10), clock=clock)
     replies = engine.generate([PROMPT, PROMPT], SamplingParams(max_tokens=5))
     assert [r.timing.prefill_s for r in replies] == pytest.approx([0.010, 0.010])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "part"),
+    [
+        ([b"abc"], "bytes"),
+        (b"abc", "bytes"),
+        (5, "int"),
+        ({"role": "user", "content": "hi"}, "dict"),
+        ([{"role": "user", "content": "hi"}], "messages of one conversation"),
+    ],
+)
+def test_what_is_no_list_of_prompts_is_refused_by_kind(prompts: object, part: str) -> None:
+    with pytest.raises(RequestError, match=part):
+        fake_engine().generate(prompts)  # type: ignore[arg-type]
+
+
+def test_params_of_another_kind_are_refused() -> None:
+    with pytest.raises(RequestError, match="SamplingParams or a list of them, got int"):
+        fake_engine().generate([PROMPT], 5)  # type: ignore[arg-type]

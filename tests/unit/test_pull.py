@@ -268,6 +268,16 @@ def test_a_cached_file_of_another_size_is_refused(cache: Path) -> None:
         resolve_model(NAME)
 
 
+def test_a_cached_file_of_the_right_size_and_other_bytes_is_refused(cache: Path) -> None:
+    path = pull(NAME, download=FakeIndex())
+    damaged = bytearray(CONTENT)
+    damaged[2_000_000] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(LoadError, match="must have sha256") as caught:
+        resolve_model(NAME)
+    assert caught.value.hint == f"slipstream pull {NAME}"
+
+
 @pytest.mark.parametrize("text", ["smollm-135m", "smollm2_135m", "smolm2-135", "SmolLM2"])
 def test_the_nearest_name_is_hinted(cache: Path, text: str) -> None:
     for act in (resolve_model, pull):

@@ -8,6 +8,7 @@ become messages and exit codes is decided in `failures`, for all commands alike.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -64,6 +65,9 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: words after the program's name; `sys.argv` by default.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the process's life
     logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings and worse, to stderr
     words = list(sys.argv[1:] if args is None else args)
     try:

@@ -76,7 +76,7 @@ def _usage_message(error: typer.TyperException) -> tuple[str, str]:
 
 
 def _nearest(word: str, known: list[str], fallback: str) -> str:
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {match[0]}?" if match else fallback
 
 

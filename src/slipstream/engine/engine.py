@@ -77,7 +77,7 @@ class Engine(Front):
         )
         self._make_drafter = make_drafter
         self._kernel = _pick_kernel(target)
-        self._pad_to = padding_multiple(config.verify_pad)
+        self._pad_to = padding_multiple(config)
         self._clock = clock
         self._ids = itertools.count(1)
         self.stats = EngineStats()

@@ -58,13 +58,19 @@ def choose_backend(config: EngineConfig) -> Backend:
     log says so.
 
     Raises:
-        LoadError: the reference is needed and torch is not installed.
+        LoadError: the cpu is asked for by name and its kernels are missing, or the reference is
+            needed and torch is not installed.
     """
     if config.device == "reference":
         return _reference("asked for")
     try:
         from slipstream.kernels.cpu import CpuBackend
     except ImportError as error:
+        if config.device == "cpu":
+            raise LoadError(
+                f"the compiled cpu kernels are missing: {error}",
+                hint="install with a C++17 compiler, or use device auto or reference",
+            ) from error
         _log.warning("the compiled cpu kernels are missing, the slow reference serves: %s", error)
         return _reference("the compiled cpu kernels are missing")
     backend: Backend = CpuBackend(

@@ -30,7 +30,7 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, template: Template | None) 
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, parse_special=False)
-    if not isinstance(prompt, Iterable):
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
         raise RequestError(
             f"prompt must be text, token ids or messages, got {type(prompt).__name__}",
             param="prompt",
@@ -55,7 +55,23 @@ def each_with_params(
     Raises:
         RequestError: there are not as many params as prompts.
     """
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping):
+        raise RequestError(
+            f"prompts must be text or a list of prompts, got {type(prompts).__name__}",
+            param="prompt",
+        )
     texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+    if texts and all(isinstance(text, Mapping) for text in texts):
+        raise RequestError(
+            "prompts must be a list of prompts, got the messages of one conversation",
+            param="prompt",
+            hint="a conversation is one prompt: pass [messages]",
+        )
+    if params is not None and not isinstance(params, SamplingParams | Sequence):
+        raise RequestError(
+            f"params must be SamplingParams or a list of them, got {type(params).__name__}",
+            param="params",
+        )
     each = list(params) if isinstance(params, Sequence) else [params] * len(texts)
     if len(each) != len(texts):
         raise RequestError(f"{len(texts)} prompts need as many params, got {len(each)}")

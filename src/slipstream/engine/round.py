@@ -6,11 +6,13 @@ drafts. Both are the same to a forward, which is why they can share one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from slipstream.config import EngineConfig
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import TokenLogprobs
 from slipstream.kernels.ops import F32, Rows
@@ -134,12 +136,13 @@ def pack(batch: Sequence[Round], *, pad_to: int = 1) -> Rows:
     )
 
 
-def padding_multiple(verify_pad: str) -> int:
-    """Return the row multiple that a `verify_pad` setting asks for.
+def padding_multiple(config: EngineConfig) -> int:
+    """Return the row multiple that a config pads verifies to.
 
-    No back end gains from padding yet, so "auto" is none.
+    A tile is tile_m rows, live or not. No other kernel gains from padding yet, so "auto" is none.
     """
-    return 1 if verify_pad in ("auto", "off") else int(verify_pad)
+    tile = config.tile_m if config.verify_kernel == "tile" else 1
+    return tile if config.verify_pad in ("auto", "off") else math.lcm(tile, int(config.verify_pad))
 
 
 def _page_table(batch: Sequence[Round]) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

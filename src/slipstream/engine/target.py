@@ -61,7 +61,7 @@ def build_target(
             f"the system grants no memory for the KV of {kv_tokens} tokens",
             hint="lower kv_tokens, or max_num_seqs and max_model_len, which it comes from",
         ) from error
-    pad_to = padding_multiple(config.verify_pad)
+    pad_to = padding_multiple(config)
     step = backend.compile(
         lambda ops: forward(ops, arch, weights, kv),
         max_rows=-(-budget.rows // pad_to) * pad_to,

@@ -8,6 +8,8 @@ ImportError; the caller falls back to the reference.
 
 from __future__ import annotations
 
+# First and by its full name, so that its absence is reported as just that.
+import slipstream.kernels.cpu._native  # noqa: F401
 from slipstream.kernels.cpu.backend import CpuBackend
 
 __all__ = ["CpuBackend"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from slipstream.errors import ConfigError, LoadError
+from slipstream.errors import CapacityError, ConfigError, LoadError
 from slipstream.kernels.cpu import _native
 from slipstream.kernels.cpu.recorder import CpuStep, Recorder
 from slipstream.kernels.ops import F32, PAGE_SIZE, Ops, Value
@@ -55,7 +55,13 @@ class CpuBackend:
         self.threads = threads or available_threads()
         self.reason = "AVX-512 VNNI" if self.isa == "avx512" else "portable C++"
         self.share = 1 if kernel == "gemv" else _native.MAX_SHARE
-        self._team = _native.Team(self.threads)
+        try:
+            self._team = _native.Team(self.threads)
+        except RuntimeError as error:
+            raise CapacityError(
+                f"the system grants no team of {self.threads} threads: {error}",
+                hint="lower threads",
+            ) from error
         self._arena = _native.Arena()
 
     def matrix(self, parts: Sequence[Tensor]) -> _native.Weight:

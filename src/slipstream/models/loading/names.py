@@ -8,6 +8,7 @@ cache folder is `SLIPSTREAM_CACHE_DIR`, else `slipstream` under `XDG_CACHE_HOME`
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +91,8 @@ def resolve_model(text: str) -> Path:
     """Return the file that a name or path refers to; a name goes before a file of that name.
 
     Raises:
-        LoadError: nothing of that name or path, a name not pulled yet, or a cached file of the
-            wrong size.
+        LoadError: nothing of that name or path, a name not pulled yet, or a cached file that is
+            not the one the name stands for.
     """
     if not text.strip():
         raise LoadError(
@@ -121,6 +122,11 @@ def _cached(model: NamedModel) -> Path:
     num_bytes = path.stat().st_size
     if num_bytes != model.num_bytes:
         raise LoadError(f"{path} must have {model.num_bytes} bytes, got {num_bytes}", hint=hint)
+    # Damaged weights load and answer nonsense; the digest costs a tenth of a second.
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
+        raise LoadError(f"{path} must have sha256 {model.sha256}, got {digest}", hint=hint)
     return path
 
 

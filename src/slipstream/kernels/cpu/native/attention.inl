@@ -150,15 +150,21 @@ NOINLINE void attend_queries(const KVView& kv, const int32_t* pages, int kv_head
     weigh_split<NQ, 1>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
 }
 
-// The next split of the same head, else the first of the next head.
-inline Ahead look_ahead(const KVView& kv, const RowsView& rows, int row, int kv_head, int split) {
+// The next split of the same head, else the first of the next head, else of the next row.
+inline Ahead look_ahead(const KVView& kv, const RowsView& rows, int row, int next_row, int kv_head,
+                        int split) {
+  int first = (split + 1) * SPLIT_PAGES;
+  if (first >= rows.positions[row] / LANES + 1) {
+    first = 0;
+    if (kv_head + 1 < kv.kv_heads) {
+      ++kv_head;
+    } else if (next_row >= 0) {
+      kv_head = 0;
+      row = next_row;
+    }
+  }
   const int num_pages = rows.positions[row] / LANES + 1;
   const int32_t* pages = rows.page_table + size_t(rows.sequences[row]) * rows.table_stride;
-  int first = (split + 1) * SPLIT_PAGES;
-  if (first >= num_pages) {
-    first = 0;
-    if (kv_head + 1 < kv.kv_heads) ++kv_head;
-  }
   Ahead ahead;
   for (int p = 0; p < SPLIT_PAGES; ++p) {
     const int page = pages[first + p < num_pages ? first + p : first];
@@ -167,13 +173,13 @@ inline Ahead look_ahead(const KVView& kv, const RowsView& rows, int row, int kv_
   return ahead;
 }
 
-void attend(const KVView& kv, const RowsView& rows, int row0, int num, int kv_head, int split,
-            const float* q, int ldq, float* partials) {
+void attend(const KVView& kv, const RowsView& rows, int row0, int num, int next_row, int kv_head,
+            int split, const float* q, int ldq, float* partials) {
   const int group = kv.group(), first = split * SPLIT;
   const size_t width = size_t(kv.head_dim) + LANES;
   const int32_t* pages = rows.page_table + size_t(rows.sequences[row0]) * rows.table_stride +
                          split * SPLIT_PAGES;
-  const Ahead ahead = look_ahead(kv, rows, row0 + num - 1, kv_head, split);
+  const Ahead ahead = look_ahead(kv, rows, row0 + num - 1, next_row, kv_head, split);
   Query queries[S::max_queries];
   int count = 0;
   const auto flush = [&]() {

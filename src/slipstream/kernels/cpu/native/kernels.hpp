@@ -98,9 +98,11 @@ struct Kernels {
                       const float* qkv, float* q_out);
   // Attention of `num` rows of one sequence from row0, with one KV head, over one split. Per row
   // and query head of the group a partial of 16 + head_dim floats: maximum, sum, 14 unused,
-  // unnormalised outputs. Rows that do not reach the split leave their partial alone.
-  void (*attend)(const KVView&, const RowsView&, int row0, int num, int kv_head, int split,
-                 const float* q, int ldq, float* partials);
+  // unnormalised outputs. Rows that do not reach the split leave their partial alone. Splits, then
+  // heads, then the rows from next_row (-1 for none) are what the caller takes next; their keys are
+  // asked for meanwhile.
+  void (*attend)(const KVView&, const RowsView&, int row0, int num, int next_row, int kv_head,
+                 int split, const float* q, int ldq, float* partials);
   // running = running + partial, rescaled to the larger maximum.
   void (*fold)(float* running, const float* partial, int head_dim);
   // out[head_dim] = running, normalised.

@@ -2,6 +2,13 @@
 
 #include <chrono>
 
+#if defined(_WIN32)
+#include <process.h>
+#define getpid _getpid
+#else
+#include <unistd.h>
+#endif
+
 namespace {
 using Clock = std::chrono::steady_clock;
 
@@ -14,12 +21,23 @@ constexpr uint64_t ACTIVE_BITS = 10;
 constexpr uint64_t ACTIVE_MASK = (uint64_t(1) << ACTIVE_BITS) - 1;
 }  // namespace
 
-Team::Team(int size) : size_(size) {
-  for (int member = 1; member < size; ++member)
-    threads_.emplace_back([this, member] { work(member); });
+Team::Team(int size) : size_(size), owner_(long(getpid())) {
+  try {
+    for (int member = 1; member < size; ++member)
+      threads_.emplace_back([this, member] { work(member); });
+  } catch (...) {  // the system grants no more threads: end those that started
+    stop();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { stop(); }
+
+void Team::stop() {
+  if (long(getpid()) != owner_) {  // nothing to join in a forked child
+    new std::vector<std::thread>(std::move(threads_));
+    return;
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);
@@ -31,6 +49,7 @@ Team::~Team() {
 
 void Team::run(void (*fn)(void*, int), void* context, int active) {
   stalled_.store(false, std::memory_order_relaxed);
+  if (long(getpid()) != owner_) active = 1;
   active_ = active;
   if (active == 1) return fn(context, 0);
   fn_ = fn;
@@ -39,7 +58,8 @@ void Team::run(void (*fn)(void*, int), void* context, int active) {
   // miss each other. Count and size travel in one word, so that a worker who was left out of
   // earlier runs never takes one run's size for another's.
   job_.store(((job_.load() >> ACTIVE_BITS) + 1) << ACTIVE_BITS | uint64_t(active));
-  if (parked_.load() > 0) {
+  woke_ = parked_.load() > 0;
+  if (woke_) {
     std::lock_guard<std::mutex> lock(mutex_);
     wake_.notify_all();
   }

@@ -29,13 +29,15 @@ class Team {
   int size() const { return size_; }
 
   // Run fn(context, member) for member 0 (the caller) to active - 1; returns when all are done.
+  // A forked child has no threads of the team: there the caller runs alone.
   void run(void (*fn)(void*, int), void* context, int active);
 
   // Members of the function that runs.
   int active() const { return active_; }
 
-  // Whether a member waited so long in the last run that another must have lost its core.
-  bool stalled() const { return stalled_.load(std::memory_order_relaxed); }
+  // Whether a member waited so long in the last run that another must have lost its core; a run
+  // that had to wake parked members says nothing.
+  bool stalled() const { return stalled_.load(std::memory_order_relaxed) && !woke_; }
 
   // Every active member must arrive before any goes on.
   void barrier() {
@@ -55,15 +57,18 @@ class Team {
 
  private:
   void work(int member);
+  void stop();
   void wait_long(unsigned phase);
 
   const int size_;
+  const long owner_;  // process that has the threads
   int active_ = 1;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<unsigned> phase_{0};
   // What to do next: a count in the upper bits, the number of active members in the lower ten.
   alignas(64) std::atomic<uint64_t> job_{0};
   std::atomic<bool> stalled_{false};
+  bool woke_ = false;
   std::atomic<int> parked_{0};
   std::atomic<bool> stop_{false};
   void (*fn_)(void*, int) = nullptr;

@@ -84,10 +84,23 @@ void Program::plan_rows(int num_logits) {
   const auto grow = [](Memory& memory, size_t bytes) {
     if (memory.bytes() < bytes) memory = Memory(bytes);
   };
-  const int most = std::max(rows_.rows, num_logits);
-  const size_t copies = size_t(most <= ALONE_ROWS ? team_->size() : 1);
-  grow(acts_, copies * size_t(most) * size_t(max_k_ / GROUP) * sizeof(Act));
-  if (any_dense_) grow(dense_, copies * size_t(most) * size_t(max_k_) * sizeof(float));
+  // A product of few rows keeps a copy for each member; the output product has rows of its own.
+  const auto copies = [&](int rows) {
+    return size_t(rows) * size_t(rows <= ALONE_ROWS ? team_->size() : 1);
+  };
+  const size_t most = std::max(copies(rows_.rows), copies(num_logits));
+  grow(acts_, most * size_t(max_k_ / GROUP) * sizeof(Act));
+  if (any_dense_) grow(dense_, most * size_t(max_k_) * sizeof(float));
+  size_t floats = 0;
+  for (const Op& op : ops_) {
+    if (op.kind != Op::Kind::attention) continue;
+    const size_t width = (size_t(op.kv->head_dim) + LANES) * size_t(op.kv->heads);
+    const size_t whole = width * size_t(team_->size()) * 2 * TILE_ROWS;
+    const bool splits = side_by_side(op, team_->size());
+    floats = std::max({floats, whole,
+                       splits ? width * size_t(rows_.rows) * size_t(max_splits_) : 0});
+  }
+  grow(partials_, floats * sizeof(float));
   best_.resize(size_t(team_->size()) * size_t(std::max(num_logits, 1)));
 }
 
@@ -97,16 +110,6 @@ void Program::run(const RowsView& rows, const int32_t* logit_rows, int num_logit
   num_logits_ = num_logits;
   share_ = share;
   plan_rows(num_logits);
-  size_t width = 0;
-  for (const Op& op : ops_)
-    if (op.kind == Op::Kind::attention) {
-      const size_t size = size_t(op.kv->head_dim) + LANES;
-      width = std::max(width, size * size_t(op.kv->heads));
-    }
-  const size_t need = width * sizeof(float) *
-                      std::max(size_t(rows_.rows) * size_t(std::min(max_splits_, 4096)),
-                               size_t(team_->size()) * 2 * TILE_ROWS);
-  if (partials_.bytes() < need) partials_ = Memory(need);
   run_team();
   for (int i = 0; i < num_logits_; ++i) {
     Best top{-std::numeric_limits<float>::infinity(), 0};
@@ -119,8 +122,8 @@ void Program::run(const RowsView& rows, const int32_t* logit_rows, int num_logit
 }
 
 // A team is as slow as its slowest member, and one that has lost its core to another process is ten
-// times slower than a single thread. So after a stall steps of few rows run alone for a while, then
-// try again; the number of threads never changes a byte.
+// times slower than a single thread. So after two stalls in a row (one alone is a hiccup) steps of
+// few rows run alone for a while, then try again; the number of threads never changes a byte.
 void Program::run_team() {
   const bool few = rows_.rows <= MAX_SHARE;
   const bool alone = few && Clock::now() < alone_until_;
@@ -128,9 +131,11 @@ void Program::run_team() {
              alone ? 1 : team_->size());
   if (!few || alone || team_->size() == 1) return;
   if (team_->stalled()) {
+    if (++stalls_ < 2) return;
     alone_until_ = Clock::now() + alone_for_;
     alone_for_ = std::min(2 * alone_for_, LONGEST_ALONE);
   } else {  // forgotten over some fifty good steps, not at the first
+    stalls_ = 0;
     alone_for_ = std::max(alone_for_ * 19 / 20, SHORTEST_ALONE);
   }
 }
@@ -246,9 +251,14 @@ void Program::run_rope(const Op& op, int member) {
   }
 }
 
+// Whether so few tiles of rows are live that the splits must run side by side to occupy `members`.
+bool Program::side_by_side(const Op& op, int members) const {
+  return int(tiles_.size()) * op.kv->kv_heads < 4 * members;
+}
+
 void Program::run_attention(const Op& op, int member) {
   const KVView kv = op.kv->view(op.layer);
-  if (int(tiles_.size()) * kv.kv_heads >= 4 * team_->active()) return attend_whole(op, member);
+  if (!side_by_side(op, team_->active())) return attend_whole(op, member);
   // Few rows: splits run side by side and are folded afterwards, in the same order.
   const int d = kv.head_dim, group = kv.group();
   const size_t size = size_t(d) + LANES, head_stride = size, row_stride = size * size_t(group);
@@ -262,8 +272,8 @@ void Program::run_attention(const Op& op, int member) {
     if (split >= tile.splits) continue;
     float* partials = partials_.floats() + size_t(head) * kv_stride + size_t(split) * split_stride +
                       size_t(tile.row0) * row_stride;
-    kernels_->attend(kv, rows_, tile.row0, tile.num, head, split, at(op.in.buffer, 0),
-                     widths_[size_t(op.in.buffer)], partials);
+    kernels_->attend(kv, rows_, tile.row0, tile.num, next_row(unit / max_splits_ / kv.kv_heads, 1),
+                     head, split, at(op.in.buffer, 0), widths_[size_t(op.in.buffer)], partials);
   }
   team_->barrier();
   const Range folds = mine(member, rows_.rows * kv.heads);
@@ -278,30 +288,49 @@ void Program::run_attention(const Op& op, int member) {
   }
 }
 
-// Many rows: a member takes a tile of rows with one KV head through all its splits.
+// First row of the tile `stride` behind, -1 if there is none.
+int Program::next_row(int tile, int stride) const {
+  const size_t next = size_t(tile + stride);
+  return next < tiles_.size() ? tiles_[next].row0 : -1;
+}
+
+// Many rows: a member takes tiles of rows through all their heads and splits. A prompt's later
+// tiles see more than its first ones, so many tiles are dealt in turn; few are cut in equal parts.
 void Program::attend_whole(const Op& op, int member) {
-  const KVView kv = op.kv->view(op.layer);
-  const int d = kv.head_dim, group = kv.group(), size = team_->active();
-  const size_t width = size_t(d) + LANES, block = width * size_t(group) * TILE_ROWS;
+  const int heads = op.kv->kv_heads, size = team_->active(), tiles = int(tiles_.size());
+  const size_t width = size_t(op.kv->head_dim) + LANES;
+  const size_t block = width * size_t(op.kv->heads / heads) * TILE_ROWS;
   float* const running = partials_.floats() + size_t(member) * 2 * block;
-  float* const partials = running + block;
-  const int units = int(tiles_.size()) * kv.kv_heads;
-  for (int unit = member; unit < units; unit += size) {
-    const RowTile& tile = tiles_[size_t(unit / kv.kv_heads)];
-    const int head = unit % kv.kv_heads;
-    for (int split = 0; split < tile.splits; ++split) {
-      kernels_->attend(kv, rows_, tile.row0, tile.num, head, split, at(op.in.buffer, 0),
-                       widths_[size_t(op.in.buffer)], split ? partials : running);
-      if (!split) continue;
-      for (int i = 0; i < tile.num * group; ++i)
-        if (rows_.positions[tile.row0 + i / group] >= split * SPLIT)
-          kernels_->fold(running + size_t(i) * width, partials + size_t(i) * width, d);
-    }
-    for (int i = 0; i < tile.num * group; ++i)
-      kernels_->finish(running + size_t(i) * width, d,
-                       at(op.out, tile.row0 + i / group) +
-                           size_t(head * group + i % group) * size_t(d));
+  if (tiles >= 4 * size) {
+    for (int tile = member; tile < tiles; tile += size)
+      for (int head = 0; head < heads; ++head)
+        attend_tile(op, tile, head, next_row(tile, size), running);
+    return;
   }
+  const Range range = mine(member, tiles * heads);
+  for (int unit = range.begin; unit < range.end; ++unit)
+    attend_tile(op, unit / heads, unit % heads, next_row(unit / heads, 1), running);
+}
+
+// One tile of rows with one KV head, folded split by split; scratch of two blocks at `running`.
+void Program::attend_tile(const Op& op, int index, int head, int next_row, float* running) {
+  const KVView kv = op.kv->view(op.layer);
+  const RowTile& tile = tiles_[size_t(index)];
+  const int d = kv.head_dim, group = kv.group();
+  const size_t width = size_t(d) + LANES;
+  float* const partials = running + width * size_t(group) * TILE_ROWS;
+  for (int split = 0; split < tile.splits; ++split) {
+    kernels_->attend(kv, rows_, tile.row0, tile.num, next_row, head, split, at(op.in.buffer, 0),
+                     widths_[size_t(op.in.buffer)], split ? partials : running);
+    if (!split) continue;
+    for (int i = 0; i < tile.num * group; ++i)
+      if (rows_.positions[tile.row0 + i / group] >= split * SPLIT)
+        kernels_->fold(running + size_t(i) * width, partials + size_t(i) * width, d);
+  }
+  for (int i = 0; i < tile.num * group; ++i)
+    kernels_->finish(running + size_t(i) * width, d,
+                     at(op.out, tile.row0 + i / group) +
+                         size_t(head * group + i % group) * size_t(d));
 }
 
 void Program::run_argmax(int member) {

@@ -72,8 +72,11 @@ class Program {
   void run_embed(const Op&, int member);
   void run_matmul(const Op&, int member);
   void run_rope(const Op&, int member);
+  bool side_by_side(const Op&, int members) const;
   void run_attention(const Op&, int member);
   void attend_whole(const Op&, int member);
+  void attend_tile(const Op&, int tile, int head, int next_row, float* running);
+  int next_row(int tile, int stride) const;
   void run_argmax(int member);
   void prepare_row(const Source&, const Weight&, int row, int source_row, int rows, int group0,
                    int group1, float* dense, Act* acts) const;
@@ -102,4 +105,5 @@ class Program {
   // Of the machine: until when other processes make the team slower than one thread.
   Clock::time_point alone_until_{};
   std::chrono::microseconds alone_for_ = SHORTEST_ALONE;
+  int stalls_ = 0;  // in a row
 };
