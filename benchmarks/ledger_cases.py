@@ -79,9 +79,8 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                 forward_s *= rng.choice((1.0, 1.02, 1.05))
             if style == "hiccup" and rng.random() < 0.05:
                 forward_s *= rng.choice((2.0, 20.0))
-        worst_s = policy.cost.worst_s(
-            batch + sum(widths), kv * batch, policy.cost.drafting_s(widths)
-        )
+        believed_s = policy.cost.classic_s(batch, kv * batch) or noisy_s
+        worst_s = policy.cost.worst_s(batch + sum(widths), kv * batch, widths, believed_s)
         round_s = forward_s + draft_s
         emitted = batch + sum(accepted)
         truth_s = noisy_s if not any(widths) else classic_s
@@ -91,7 +90,7 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                 classic_s=truth_s * emitted / batch,
                 # Only rounds that draft are charged by an estimate.
                 delta=value_s / truth_s - 1.0 if any(widths) else 0.0,
-                capacity_s=CAPACITY_STEPS * (policy.cost.classic_s(batch, kv * batch) or noisy_s),
+                capacity_s=CAPACITY_STEPS * believed_s,
                 overshoot_s=max(0.0, round_s - worst_s) if any(widths) else 0.0,
             )
         )

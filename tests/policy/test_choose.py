@@ -331,3 +331,56 @@ def test_truncated_last_round_teaches_no_miss() -> None:
     policy = MeasuredPolicy()
     policy.observe(RoundOutcome(k=4, accepted=4, emitted=2, draft_s=0, verify_s=0.01, round_s=0.01))
     assert policy.requests[0].acceptance.trials(3) == 0
+
+
+def test_shadow_is_paid_from_half_of_the_leak() -> None:
+    world = replace(
+        flat_world(0.0, free=False, per_row=0.5, ceiling=3), draft_s=lambda k: 0.0005 * k
+    )
+    policy = MeasuredPolicy()
+    calibrate(policy, world)
+    for k in (1, 2, 3):
+        policy.cost.calibrate_draft(k, 0.0005 * k)
+    run(world, policy, random.Random(0), num_rounds=2000)
+    before = policy.rounds
+    steps = run(world, policy, random.Random(1), num_rounds=2000, start=before)
+    lost = sum(step.round_s for step in steps) / sum(
+        world.round_s(0, step.context_len, 0) for step in steps
+    )
+    assert lost - 1.0 < 0.007 + 0.002  # the leak, and noise of the rounds' own times
+
+
+def test_shadows_go_on_where_a_wide_round_could_pay() -> None:
+    """A fixed cost that k = 1 can never earn back, and k = 7 can."""
+    costs = {1: 0.010, **{rows: 0.024 + 0.001 * rows for rows in range(2, 9)}}
+    world = replace(world_with(costs, 0.0, 7), draft_s=lambda k: 0.0001 * k)
+    policy = MeasuredPolicy()
+    calibrate(policy, world)
+    shadows = 0
+    for _ in range(300):
+        decision = policy.choose(view())
+        shadows += decision.shadow > 0
+        run(world, policy, random.Random(0), num_rounds=1)
+    assert shadows > 0
+
+
+def test_untimed_drafter_is_presumed_slow_by_the_ledger() -> None:
+    policy = MeasuredPolicy()
+    world = flat_world(0.9, free=False)
+    calibrate(policy, world)
+    assert policy.cost.worst_s(4, 100, [3], 0.01) > 0.01 + 3 * 0.5 * 0.01
+    policy.cost.calibrate_draft(3, 0.0003)
+    assert policy.cost.worst_s(4, 100, [3], 0.01) < 0.015
+
+
+def test_a_width_that_somebody_asked_for_is_learned_from_and_not_charged() -> None:
+    policy = MeasuredPolicy()
+    run(flat_world(0.5, free=False), policy, random.Random(0), num_rounds=10)
+    owed = policy.ledger.debt_s
+    step = StepOutcome(
+        rounds=[outcome(7, 0, 0.5)], draft_s=0, verify_s=0.5, round_s=0.5, charged=False
+    )
+    policy.observe_step(step)
+    assert policy.ledger.debt_s == owed
+    policy.observe_step(replace(step, charged=True))
+    assert policy.ledger.debt_s > owed

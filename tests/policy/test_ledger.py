@@ -56,6 +56,13 @@ def test_policy_keeps_the_bound_against_adversaries(style: str, seed: int) -> No
     assert margin >= -1e-9
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32), style=st.sampled_from(cases.STYLES))
+def test_policy_keeps_the_bound_in_generated_cases(seed: int, style: str) -> None:
+    margin, _ = cases.slack(cases.play(style, random.Random(seed), 60))
+    assert margin >= -1e-9
+
+
 def test_gains_are_not_banked() -> None:
     ledger = Ledger()
     for _ in range(1000):

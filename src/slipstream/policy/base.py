@@ -61,6 +61,7 @@ class RoundOutcome:
         draft_s, verify_s, round_s: seconds; round_s runs from round start to round start.
         request: as in the view.
         context_len: as in the view, before the round.
+        shadow: tokens drafted beside a classic step, not verified.
         scores: (position, hit) of every proposal that is not verified but still agrees with all
             that was emitted since it was made: which of its tokens, from 1, the classic step's
             token was compared with, and whether they agree.
@@ -74,6 +75,7 @@ class RoundOutcome:
     round_s: float
     request: int = 0
     context_len: int = 0
+    shadow: int = 0
     scores: tuple[tuple[int, bool], ...] = ()
 
 
@@ -102,6 +104,8 @@ class StepOutcome:
         rounds: one outcome for each decoding round.
         draft_s, verify_s, round_s: seconds; draft_s adds up all drafting of the step.
         prefill_rows, prefill_kv: as in the view.
+        charged: False where a width was not the policy's choice, as when a request asked for a
+            fixed k: the step is learned from and nobody's budget pays for it.
     """
 
     rounds: Sequence[RoundOutcome]
@@ -110,6 +114,7 @@ class StepOutcome:
     round_s: float
     prefill_rows: int = 0
     prefill_kv: int = 0
+    charged: bool = True
 
 
 class Policy(Protocol):

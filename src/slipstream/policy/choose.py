@@ -12,7 +12,6 @@ One policy serves one pairing of target and drafter; requests are told apart by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from slipstream.policy.acceptance import Acceptance
@@ -21,6 +20,7 @@ from slipstream.policy.cost import DEFAULT_EDGES
 from slipstream.policy.explore import Explorer
 from slipstream.policy.ledger import Ledger
 from slipstream.policy.plan import Plan, plan_step, refuse
+from slipstream.policy.request_policy import RequestPolicy
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
 from slipstream.types import MAX_K, Verdict
@@ -36,9 +36,6 @@ CLASSIC_EVERY = (48, 512)
 # A free drafter rests while more than this share of the budget is owed, so that what it takes to
 # propose is paid from the leak and a round can still start.
 PEEK_SHARE = 0.5
-# Lower bound of a forward with prompt rows, as a share of its mean: such steps are never repeated
-# often enough for a confidence bound of their own.
-PREFILL_VALUE = 0.95
 
 
 class MeasuredPolicy:
@@ -111,21 +108,21 @@ class MeasuredPolicy:
                     return wanted.decisions(what)
                 if what == "enable":
                     return self._classic(view, refusal)
-        return self._declined(view, plan, states, limits)
+        return self._declined(view, plan, states, limits, kv)
 
     def observe_step(self, outcome: StepOutcome) -> None:
         """Take in a step: charge the ledger raw time, then learn from it."""
         if not outcome.rounds:
             return
         self.rounds += 1
-        self._charge(outcome)
+        for part in outcome.rounds:
+            if part.request not in self.requests:
+                self.requests[part.request] = self._state(part.request)
+        if outcome.charged:
+            self._charge(outcome)
         self.cost.observe(outcome, self.rounds)
         for part in outcome.rounds:
-            state = self.requests.get(part.request)
-            if state is None:
-                state = RequestState.start(self.acceptance.chances, self.rounds)
-                self.requests[part.request] = state
-            state.observe(part, self.acceptance, self.rounds)
+            self.requests[part.request].observe(part, self.acceptance, self.rounds)
 
     def forget(self, request: int) -> None:
         """Let go of a request that ended; what it taught about the pairing stays."""
@@ -199,7 +196,7 @@ class MeasuredPolicy:
         return [Decision(k=0, reason=reason, shadow=shadow) for _ in view.rounds]
 
     def _declined(
-        self, view: StepView, plan: Plan, states: list[RequestState], limits: list[int]
+        self, view: StepView, plan: Plan, states: list[RequestState], limits: list[int], kv: int
     ) -> list[Decision]:
         """Return classic steps, and the shadows that the ledger allows beside them."""
         reason = plan.reason("decline")
@@ -209,7 +206,7 @@ class MeasuredPolicy:
             Decision(
                 k=0,
                 reason=reason,
-                shadow=self._explorer.shadow(plan, state, limit, self.rounds),
+                shadow=self._explorer.shadow(plan, state, limit, kv, self.rounds),
             )
             for state, limit in zip(states, limits, strict=True)
         ]
@@ -222,10 +219,7 @@ class MeasuredPolicy:
         if classic_s is None:
             return  # nothing drafts before a classic step was timed
         token_s = classic_s / batch
-        base_s = classic_s
-        if outcome.prefill_rows:
-            forward_s = self.cost.base_s(batch, outcome.prefill_rows, kv + outcome.prefill_kv)
-            base_s = max(classic_s, PREFILL_VALUE * (forward_s or 0.0))
+        base_s = self.cost.step_value_s(batch, outcome.prefill_rows, kv, outcome.prefill_kv)
         shared_s = base_s - classic_s  # what the prompts' rows are worth to everybody
         drafted = any(part.k for part in outcome.rounds)
         value_s = shared_s + token_s * sum([part.emitted for part in outcome.rounds])
@@ -238,41 +232,9 @@ class MeasuredPolicy:
         if batch == 1:
             return
         for part in outcome.rounds:
-            state = self.requests.get(part.request)
-            if state is not None and drafted:
+            budget = self.requests[part.request].neighbour
+            if drafted:
                 worth_s = shared_s + classic_s * part.emitted
-                state.neighbour.charge(round_s=outcome.round_s, value_s=worth_s)
-            elif state is not None:
-                state.neighbour.leak(value_s=classic_s)
-
-
-class RequestPolicy:
-    """One request's view of its pairing's policy; alone in its step, it is a `Policy`."""
-
-    def __init__(self, pairing: MeasuredPolicy, number: int, mode: str) -> None:
-        self.pairing = pairing
-        self.number = number
-        self.mode = mode
-
-    @property
-    def verdict(self) -> Verdict:
-        """What the measurements say about this request."""
-        return self.pairing.report(self.number)[0]
-
-    @property
-    def reason(self) -> str:
-        """The verdict in words and numbers."""
-        return self.pairing.report(self.number)[1]
-
-    @property
-    def predicted_speedup(self) -> float | None:
-        """S of the request's best width, None while unmeasured."""
-        return self.pairing.report(self.number)[2]
-
-    def choose(self, view: RoundView) -> Decision:
-        """Return the next round's k."""
-        return self.pairing.choose(replace(view, request=self.number))
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        """Take in what a round did."""
-        self.pairing.observe(replace(outcome, request=self.number))
+                budget.charge(round_s=outcome.round_s, value_s=worth_s)
+            else:
+                budget.leak(value_s=classic_s)

@@ -16,7 +16,7 @@ from slipstream.policy.ledger import Ledger
 from slipstream.policy.plan import Plan, make_plan, widths_of
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
-from slipstream.policy.widths import Best, fastest, share_rows
+from slipstream.policy.widths import fastest, share_rows
 
 # Rounds between two trials of a width: a trial loses half a round at worst where drafting pays,
 # and one in 64 is then below one percent.
@@ -95,12 +95,12 @@ class Explorer:
             self._cost, view, widths, chosen, chosen, plan.base_s, plan.classic_s, kv_tokens
         )
 
-    def shadow(self, plan: Plan, state: RequestState, limit: int, now: int) -> int:
+    def shadow(self, plan: Plan, state: RequestState, limit: int, kv_tokens: int, now: int) -> int:
         """Return how many tokens a paid drafter should draft to be scored, 0 for none."""
-        k = min(limit, max(1, plan.top.num_rows))
+        k = min(limit, max(1, plan.top.num_rows // plan.batch))
         if k == 0 or not state.shadow_due(self.shadow_interval(k, plan.token_s), now):
             return 0
-        if plan.batch == 1 and plan.top.num_rows and not self.could_pay(plan):
+        if plan.batch == 1 and not self.could_pay(plan, limit, kv_tokens):
             return 0
         worst_s = self._cost.worst_draft_s(k, plan.token_s)
         fits = self._ledger.debt_s + worst_s <= 0.5 * self._ledger.capacity_steps * plan.classic_s
@@ -109,14 +109,19 @@ class Explorer:
     def shadow_interval(self, k: int, token_s: float) -> int:
         """Return the rounds between shadows of k tokens that half of the leak pays for."""
         draft_s = self._cost.draft_times[k]
-        if draft_s <= 0.0:
+        if draft_s <= 0.0:  # not timed yet, or nothing to speak of
             return SHADOW_UNTIMED
         return max(1, math.ceil(draft_s / (SHADOW_SHARE * self._ledger.rho * token_s)))
 
-    def could_pay(self, plan: Plan) -> bool:
-        """Tell whether the best width would pay if every draft of it were accepted."""
-        best: Best = plan.top
-        return (1 + best.num_rows) * plan.token_s > plan.round_s
+    def could_pay(self, plan: Plan, limit: int, kv_tokens: int) -> bool:
+        """Tell whether some width would pay if every draft of it were accepted."""
+        cost = self._cost
+        times_s = cost.verify.times_s(2, limit, kv_tokens)
+        return any(
+            forward_s is None
+            or (1 + k) * plan.token_s > forward_s + cost.draft_times[k] + cost.overhead_s
+            for k, forward_s in enumerate(times_s, 1)
+        )
 
     def _all_measured(self, batch: int, limits: Sequence[int]) -> bool:
         verify = self._cost.verify

@@ -118,10 +118,11 @@ def make_plan(
     batch = len(widths)
     value_s = worst_s = 0.0
     if chosen.num_rows:
-        low_s = cost.value_s(batch, kv_tokens - view.prefill_kv) or 0.0
-        value_s = base_s - classic_s + low_s
+        value_s = cost.step_value_s(
+            batch, view.prefill_rows, kv_tokens - view.prefill_kv, view.prefill_kv
+        )
         worst_s = cost.worst_s(
-            batch + view.prefill_rows + chosen.num_rows, kv_tokens, cost.drafting_s(widths)
+            batch + view.prefill_rows + chosen.num_rows, kv_tokens, widths, classic_s
         )
     token_s = classic_s / batch
     shown = chosen if chosen.num_rows else top

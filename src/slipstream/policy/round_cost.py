@@ -18,11 +18,16 @@ from slipstream.types import MAX_K
 
 # The lower bound of a classic step lies this many standard errors below its mean.
 VALUE_SIGMAS = 1.0
+# Lower bound of a forward with prompt rows, as a share of its mean: such steps are never repeated
+# often enough for a confidence bound of their own.
+PREFILL_VALUE = 0.95
 # Rounds that the overhead remembers, and the share of a round that one sample may add to it.
 OVERHEAD_MEMORY = 32.0
 OVERHEAD_JUMP = 0.25
 # A draft may take this much longer than expected: drafters are small, their times spread widely.
 WORST_DRAFT = 1.5
+# The same for what the host does.
+WORST_HOST = 1.5
 # One drafted token of a drafter that was never timed, in classic steps, at worst.
 UNTIMED_DRAFT = 0.5
 
@@ -44,11 +49,12 @@ class RoundCost:
         bandwidth_bound: bool = False,
     ) -> None:
         self.verify = Staircase(edges)
-        self.classic = Staircase(range(1, 4097))
+        self.classic = Staircase(())  # every batch size is a bucket of its own
         self.free = free
         self.bandwidth_bound = bandwidth_bound
         self._overheads = {False: _Mean(), True: _Mean()}  # by whether the round drafted
         self._drafts: dict[int, Level] = {}
+        self._has_drafted = False  # a drafter may take no time at all
         self.draft_times = [0.0] * (MAX_K + 1)
         # What of draft_times depends on k.
         self.token_times = [0.0] * (MAX_K + 1)
@@ -65,8 +71,7 @@ class RoundCost:
             self.classic.observe(batch, kv, outcome.round_s - outcome.draft_s, now)
         rest_s = outcome.round_s - outcome.draft_s - verify_s
         self._overheads[drafted > 0].add(rest_s, OVERHEAD_JUMP * outcome.round_s)
-        if outcome.draft_s > 0.0:
-            self._observe_draft(outcome, drafted, now)
+        self._observe_draft(outcome, now)
 
     @property
     def overhead_s(self) -> float:
@@ -80,6 +85,7 @@ class RoundCost:
 
     def calibrate_draft(self, k: int, seconds: float) -> None:
         """Take in the drafting of k tokens that was timed outside serving."""
+        self._has_drafted = True
         self._add_draft(k, seconds, 0)
 
     def classic_s(self, batch: int, kv_tokens: int) -> float | None:
@@ -96,6 +102,14 @@ class RoundCost:
         low = self.classic.low_s(batch, kv_tokens, VALUE_SIGMAS)
         return self.classic_s(batch, kv_tokens) if low is None else low
 
+    def step_value_s(self, batch: int, prefill_rows: int, kv_tokens: int, prefill_kv: int) -> float:
+        """Return a lower bound of the step without drafts, 0 where none is known."""
+        low = self.value_s(batch, kv_tokens) or 0.0
+        if prefill_rows == 0:
+            return low
+        mean = self.base_s(batch, prefill_rows, kv_tokens + prefill_kv) or 0.0
+        return max(low, PREFILL_VALUE * mean)
+
     def base_s(self, batch: int, prefill_rows: int, kv_tokens: int) -> float | None:
         """Return the step without drafts: a classic step, with the prompts' chunks if any."""
         if prefill_rows == 0:
@@ -108,12 +122,13 @@ class RoundCost:
         forward = self.verify.time_s(rows, kv_tokens)
         return None if forward is None else forward + draft_s + self.overhead_s
 
-    def worst_s(self, rows: int, kv_tokens: int, draft_s: float) -> float:
+    def worst_s(self, rows: int, kv_tokens: int, widths: Sequence[int], classic_s: float) -> float:
         """Return what a round may take at worst, for ever where nothing was measured."""
         forward = self.verify.worst_s(rows, kv_tokens)
         if forward is None:
             return math.inf
-        return forward + WORST_DRAFT * (draft_s + self.overhead_s)
+        drafting_s = sum([self.worst_draft_s(k, classic_s) for k in widths])
+        return forward + drafting_s + WORST_HOST * self.overhead_s
 
     def peek_s(self, batch: int) -> float:
         """Return what a free drafter's proposals for a batch take, whatever is then verified."""
@@ -125,7 +140,7 @@ class RoundCost:
 
     def worst_draft_s(self, k: int, classic_s: float) -> float:
         """Return what drafting k tokens may take at worst."""
-        if self._drafts or self.free:
+        if self._has_drafted or self.free:
             return WORST_DRAFT * self.draft_times[k]
         return UNTIMED_DRAFT * k * classic_s
 
@@ -145,19 +160,24 @@ class RoundCost:
         self._drafts.clear()
         for k, *level in state["draft"]:
             self._drafts[int(k)] = Level.restored(level)
+            self._has_drafted = True
         self._refresh_drafts()
         for mean, (seconds, weight) in zip(
             self._overheads.values(), state["overheads"], strict=True
         ):
             mean.seconds, mean.weight = seconds, weight
 
-    def _observe_draft(self, outcome: StepOutcome, drafted: int, now: int) -> None:
+    def _observe_draft(self, outcome: StepOutcome, now: int) -> None:
         if self.free:
-            self._add_draft(MAX_K, outcome.draft_s / len(outcome.rounds), now)
+            if outcome.draft_s > 0.0:
+                self._add_draft(MAX_K, outcome.draft_s / len(outcome.rounds), now)
             return
-        # A shadow's length is not known here, so its time teaches nothing about t_draft(k).
-        for k in {part.k for part in outcome.rounds if part.k}:
-            self._add_draft(k, outcome.draft_s * k / drafted, now)
+        lengths = [part.k or part.shadow for part in outcome.rounds]
+        drafted = sum(lengths)
+        self._has_drafted = self._has_drafted or drafted > 0
+        if drafted and outcome.draft_s > 0.0:
+            for k in set(lengths) - {0}:
+                self._add_draft(k, outcome.draft_s * k / drafted, now)
 
     def _add_draft(self, k: int, seconds: float, now: int) -> None:
         level = self._drafts.get(k)

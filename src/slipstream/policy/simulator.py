@@ -115,6 +115,7 @@ def run(
                 round_s=round_s,
                 request=request,
                 context_len=context_len,
+                shadow=decision.shadow,
                 scores=tuple(scores),
             )
         )
