@@ -53,12 +53,13 @@ def converse(
     )
     os.close(theirs)
     try:
-        screen, seen = "", 0
+        screen, seen, typed = "", 0, ""
         for expected, keys in steps:
-            screen, seen = _read_until(ours, screen, seen, expected)
+            screen, seen = _read_until(ours, screen, seen, expected, again=typed == "\x03")
             if keys == "\x03":  # readline notices a signal only while it waits for a key
                 time.sleep(SETTLE_S)
             os.write(ours, keys.encode())
+            typed = keys or typed
         screen, _ = _read_until(ours, screen, seen, None)
         return screen, process.wait(PATIENCE_S)
     finally:
@@ -67,11 +68,21 @@ def converse(
         os.close(ours)
 
 
-def _read_until(terminal: int, screen: str, seen: int, expected: str | None) -> tuple[str, int]:
-    """Read on until `expected` is on the screen, or to the program's end if None."""
+def _read_until(
+    terminal: int, screen: str, seen: int, expected: str | None, *, again: bool = False
+) -> tuple[str, int]:
+    """Read on until `expected` is on the screen, or to the program's end if None.
+
+    With `again`, Ctrl-C is pressed once more after each second without a word: on a busy machine
+    the first may fall between drawing the prompt and waiting for a key, where readline loses it.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while expected is None or (at := screen.find(expected, seen)) < 0:
-        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        left = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([terminal], [], [], min(left, 1.0) if again else left)
+        if again and not ready and left > 0:
+            os.write(terminal, b"\x03")
+            continue
         try:
             data = os.read(terminal, 4096) if ready else b""
         except OSError:  # how Linux says that the other side is closed
