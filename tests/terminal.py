@@ -17,8 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0  # for one expected text, on a machine that may be busy
 SETTLE_S = 0.3
-# Makes stdin the session's terminal, so that Ctrl-C is a signal.
-TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+# Makes stdin the session's terminal, so that Ctrl-C is a signal, and one that is not ignored, as it
+# is in whatever a shell starts in the background, these tests included.
+TAKE_TERMINAL = """
+import fcntl, signal, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 
 
 def converse(
