@@ -29,13 +29,16 @@ class Transcript:
 
 
 def talker(config: EngineConfig, *, step_s: float = 0.0, template: bool = True) -> Engine:
-    """Return a fake engine that can chat; each forward takes `step_s`."""
+    """Return a fake engine that can chat; each forward takes `step_s`.
+
+    Its clock stands still, so "auto" would measure nothing: it drafts 4.
+    """
     engine = fake_engine(
         drafter=None if config.drafter == "none" else NGramDrafter,
         max_model_len=config.max_model_len or 4096,
         template=Transcript() if template else None,
         after_forward=lambda: time.sleep(step_s),
-        k=config.k,
+        k=4 if config.k == "auto" else config.k,
     )
     backend = cast("Any", SimpleNamespace(name="fake", reason="numpy"))
     engine.target = dataclasses.replace(engine.target, backend=backend)

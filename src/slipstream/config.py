@@ -71,6 +71,11 @@ class EngineConfig:
         "how verify rows share weight reads",
         choices=("auto", "gemv", "multirow", "tile"),
     )
+    profile: str = _setting(
+        "on",
+        "read and keep what was measured about a model and its drafter",
+        choices=("on", "off"),
+    )
     tile_m: int = _setting(16, "rows of one tile when verify_kernel is tile", low=1, high=256)
 
     def __post_init__(self) -> None:

@@ -376,11 +376,37 @@ def test_untimed_drafter_is_presumed_slow_by_the_ledger() -> None:
 def test_a_width_that_somebody_asked_for_is_learned_from_and_not_charged() -> None:
     policy = MeasuredPolicy()
     run(flat_world(0.5, free=False), policy, random.Random(0), num_rounds=10)
-    owed = policy.ledger.debt_s
-    step = StepOutcome(
-        rounds=[outcome(7, 0, 0.5)], draft_s=0, verify_s=0.5, round_s=0.5, charged=False
-    )
-    policy.observe_step(step)
-    assert policy.ledger.debt_s == owed
-    policy.observe_step(replace(step, charged=True))
+    owed, seen = policy.ledger.debt_s, policy.cost.verify.samples(8)
+    asked = replace(outcome(7, 0, 0.02), fixed=True)
+    policy.observe_step(step_outcome([asked], 0.02))
+    assert policy.ledger.debt_s <= owed
+    assert policy.cost.verify.samples(8) > seen
+    policy.observe_step(step_outcome([outcome(7, 0, 0.02)], 0.02))
     assert policy.ledger.debt_s > owed
+
+
+def test_a_width_that_somebody_asked_for_is_what_the_decision_says() -> None:
+    policy = MeasuredPolicy()
+    decisions = policy.choose_step(StepView(rounds=[view(fixed_k=5), view(request=2, fixed_k=0)]))
+    assert [decision.k for decision in decisions] == [5, 0]
+    assert decisions[0].reason.startswith("fixed")
+
+
+def test_fixed_rows_ride_along_like_those_of_a_prompt() -> None:
+    """A neighbour's fixed verify is in the step whatever others draft: they pay for theirs only."""
+    policy = MeasuredPolicy()
+    world = flat_world(0.9, free=False)
+    calibrate(policy, world)
+    run(world, policy, random.Random(0), num_rounds=100)
+    for _ in range(5):
+        policy.observe_step(
+            step_outcome([outcome(0, 0, 0.01), outcome(0, 0, 0.01, request=1)], 0.01)
+        )
+    step = StepView(rounds=[view(), view(request=1, fixed_k=4)])
+    decisions = policy.choose_step(step)
+    assert decisions[1].k == 4
+    assert decisions[0].k > 0
+    owed = policy.ledger.debt_s
+    parts = [outcome(4, 4, 0.011), replace(outcome(4, 0, 0.011, request=1), fixed=True)]
+    policy.observe_step(step_outcome(parts, 0.011))
+    assert policy.ledger.debt_s <= owed

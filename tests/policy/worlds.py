@@ -41,7 +41,11 @@ def share_drafting(steps: Sequence[Step]) -> float:
 
 
 def view(
-    context_len: int = 100, ceiling: int = 7, proposed: int = 7, request: int = 0
+    context_len: int = 100,
+    ceiling: int = 7,
+    proposed: int = 7,
+    request: int = 0,
+    fixed_k: int | None = None,
 ) -> RoundView:
     return RoundView(
         remaining=1 << 20,
@@ -49,6 +53,7 @@ def view(
         proposed=proposed,
         ceiling=ceiling,
         request=request,
+        fixed_k=fixed_k,
     )
 
 

@@ -90,7 +90,7 @@ def test_a_model_has_stable_keys_and_a_plan_that_adds_up(
 @pytest.mark.parametrize(
     ("words", "drafter", "k", "reason"),
     [
-        ([], "ngram", "auto", "unmeasured: auto stands for fixed k = 4"),
+        ([], "ngram", "auto", "auto: every round is sized"),
         (["--k", "3"], "ngram", 3, "fixed: k = 3 was asked for"),
         (["--k", "off"], "ngram", "off", "off: no drafting was asked for"),
         (["--drafter", "none"], "none", "auto", "off: there is no drafter"),
@@ -107,4 +107,5 @@ def test_the_pairing_says_what_k_means_now(
     value = facts(capsys, model, "--max-model-len", "64", *words)
     assert (value["drafter"], value["k"]) == (drafter, k)
     assert str(value["k_reason"]).startswith(reason)
-    assert value["profile"] == "none: the measured policy is not there yet"
+    drafts = drafter != "none" and k != "off"
+    assert str(value["profile"]).startswith("new: " if drafts else "none: nothing drafts")

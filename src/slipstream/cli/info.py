@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Facts = dict[str, str | int | float | bool | None]
 
+AUTO = "auto: every round is sized from what rounds and classic steps were measured to take"
 KV_ITEM_BYTES = 2  # every back end keeps keys and values in fp16
-NO_PROFILE = "none: the measured policy is not there yet"
 
 
 @with_engine_flags
@@ -129,23 +129,21 @@ def _scratch_bytes(target: Target) -> int | None:
 
 
 def _pairing(engine: Engine) -> Facts:
-    from slipstream.engine.load import choose_drafter
-    from slipstream.policy.fixed import resolve_policy
-    from slipstream.types import MAX_K
+    from slipstream.engine.pairing import k_ceiling
 
-    config = engine.config
-    make_drafter = choose_drafter(config)
-    drafter = None if make_drafter is None else make_drafter()
+    config, pairing = engine.config, engine.pairing
+    drafter = None if pairing.make_drafter is None else pairing.make_drafter()
     name = "none" if drafter is None else drafter.name
     max_k = 0 if drafter is None else drafter.max_k
-    ceiling = config.k if isinstance(config.k, int) else MAX_K
-    policy = resolve_policy(config.k, drafter=name, ceiling=min(ceiling, max_k))
+    ceiling = min(k_ceiling(config.k), max_k)
+    policy = pairing.policy_of(0, config.k, drafter=name, ceiling=ceiling)
+    reason = policy.reason if pairing.policy is None or config.k != "auto" else AUTO
     return {
         "drafter": name,
         "drafter_max_k": max_k,
         "k": config.k,
-        "k_reason": policy.reason,
-        "profile": NO_PROFILE,
+        "k_reason": reason,
+        "profile": pairing.profile,
     }
 
 

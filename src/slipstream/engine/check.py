@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slipstream.config import parse_k
 from slipstream.drafters.base import Drafter
+from slipstream.engine.pairing import Pairing, k_ceiling
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import PickKernel, Sampler, validate_sampling
 from slipstream.engine.sequence import TokenSequence
 from slipstream.engine.text import Detokenizer, ReplyText
 from slipstream.errors import ConfigError, RequestError
 from slipstream.kernels.ops import PAGE_SIZE
-from slipstream.policy.fixed import resolve_policy
-from slipstream.types import MAX_K, KSetting, SamplingParams
+from slipstream.types import KSetting, SamplingParams
 
 # JSON readers that keep numbers as doubles lose digits beyond this.
 DRAWN_SEED_BITS = 53
@@ -63,10 +63,14 @@ def check_request(
     *,
     limits: Limits,
     tokenizer: Tokenizer,
-    make_drafter: Callable[[], Drafter] | None,
+    pairing: Pairing,
+    numbers: Iterator[int],
     kernel: PickKernel,
 ) -> list[Request]:
     """Check a request and return its choices.
+
+    Args:
+        numbers: yields a number of its own for every choice.
 
     Raises:
         RequestError: a field is out of range; `param` names it.
@@ -81,7 +85,8 @@ def check_request(
     bad_words = _bad_words(params.bad_words, tokenizer)
     choices = []
     for choice in range(params.n):
-        drafter, failure = _drafter(make_drafter)
+        drafter, failure = _drafter(pairing.make_drafter)
+        number = next(numbers)
         requested_k, ceiling = _k(params.k, limits.k, drafter)
         name = drafter.name if drafter else "none"
         sampler = Sampler(
@@ -95,6 +100,7 @@ def check_request(
         )
         request = Request(
             id=request_id,
+            number=number,
             choice=choice,
             sequence=TokenSequence(ids),
             limit=limit,
@@ -102,7 +108,8 @@ def check_request(
             seed=seed,
             requested_k=requested_k,
             k_ceiling=ceiling,
-            policy=resolve_policy(requested_k, drafter=name, ceiling=ceiling),
+            fixed_k=None if requested_k == "auto" and ceiling else ceiling,
+            policy=pairing.policy_of(number, requested_k, drafter=name, ceiling=ceiling),
             drafter=drafter,
             drafter_name=name,
             drafter_failure=failure,
@@ -157,7 +164,7 @@ def _drafter(make_drafter: Callable[[], Drafter] | None) -> tuple[Drafter | None
 
 def _k(asked: KSetting | None, own: KSetting, drafter: Drafter | None) -> tuple[KSetting, int]:
     """Return the k setting in force and the largest k that it, engine and drafter allow."""
-    ceiling = own if isinstance(own, int) else 0 if own == "off" else MAX_K
+    ceiling = k_ceiling(own)
     if drafter is not None:
         ceiling = min(ceiling, drafter.max_k)
     try:
@@ -166,7 +173,7 @@ def _k(asked: KSetting | None, own: KSetting, drafter: Drafter | None) -> tuple[
         raise RequestError(error.message, param="k") from None
     if isinstance(k, int) and k > ceiling:
         raise RequestError(f"k must be in [0, {ceiling}] here, got {k}", param="k")
-    return k, k if isinstance(k, int) else 0 if k == "off" else ceiling
+    return k, min(ceiling, k_ceiling(k))
 
 
 def _drawn_seed() -> int:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from slipstream.config import EngineConfig
-from slipstream.drafters.base import Drafter
 from slipstream.engine import drafting, phases
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.check import Limits, Tokenizer, check_request
 from slipstream.engine.delivery import Deliveries, Item, Receiver
 from slipstream.engine.front import Front
 from slipstream.engine.pages import PagePool
+from slipstream.engine.pairing import MakeDrafter, Pairing
 from slipstream.engine.prefix import PrefixCache
 from slipstream.engine.prompt import Prompt, Template, prompt_ids
 from slipstream.engine.reply import last_chunk, make_chunk, make_reply
@@ -44,6 +44,7 @@ class Engine(Front):
         template: renders conversations.
         config: settings of batch, prefix cache, k and padding are read here.
         make_drafter: returns a fresh drafter for each request; None never drafts.
+        pairing: drafter and policy with what they have learned, in place of `make_drafter`.
         load_s: seconds that loading took, echoed in every reply.
         clock: seconds from any origin.
     """
@@ -55,7 +56,8 @@ class Engine(Front):
         *,
         template: Template | None = None,
         config: EngineConfig,
-        make_drafter: Callable[[], Drafter] | None = None,
+        make_drafter: MakeDrafter | None = None,
+        pairing: Pairing | None = None,
         load_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -75,11 +77,17 @@ class Engine(Front):
             k=config.k,
             model_stop_ids=frozenset(tokenizer.stop_ids),
         )
-        self._make_drafter = make_drafter
+        self.pairing = pairing or Pairing.fresh(config, make_drafter)
+        self.policy = self.pairing.policy
+        self.observers: list[phases.Observer] = []
+        if self.policy is not None:
+            self.observers.append(self.policy.observe_step)
         self._kernel = _pick_kernel(target)
         self._pad_to = padding_multiple(config)
         self._clock = clock
+        self._ended = self._took = 0.0  # when the last step ended, and its seconds
         self._ids = itertools.count(1)
+        self._numbers = itertools.count(1)
         self.stats = EngineStats()
         self._deliveries = Deliveries()
 
@@ -119,7 +127,8 @@ class Engine(Front):
             params or SamplingParams(),
             limits=self._limits,
             tokenizer=self.tokenizer,
-            make_drafter=self._make_drafter,
+            pairing=self.pairing,
+            numbers=self._numbers,
             kernel=self._kernel,
         )
 
@@ -141,11 +150,12 @@ class Engine(Front):
         If it raises, the requests that took part are dropped, their pages freed, and the engine
         goes on with the next. A drafter that raises is dropped alone.
         """
+        began = self._began()
         batch = self._schedule()
         if not batch:
             return []
         try:
-            outputs = self._run(batch)
+            outputs = self._run(batch, began)
         except BaseException as cause:
             ids = {part.request.id for part in batch}
             self._drop(ids, "the request was dropped when a step of it failed", cause)
@@ -160,7 +170,6 @@ class Engine(Front):
             The replies of its unfinished choices, as far as they came; none if it does not run.
         """
         choices = self._scheduler.remove(request_id)
-        self._release(choices)
         self.stats.cancelled += len(choices)
         outputs, ended = [], []
         for request in choices:
@@ -169,6 +178,7 @@ class Engine(Front):
             ended.append(make_reply(request, load_s=self.load_s))
             chunk = last_chunk(request, text, ended[-1])
             outputs.append(Output(request_id=request_id, chunk=chunk))
+        self._release(choices)
         self._deliver(outputs)
         return ended
 
@@ -176,6 +186,16 @@ class Engine(Front):
         """Cancel a request that nobody waits for any more."""
         self._deliveries.forget(request_id)
         self.cancel(request_id)
+
+    def close(self) -> None:
+        """Keep what was learned in the pairing's profile; the engine can go on. May be repeated."""
+        self.pairing.save()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def drop_all(self, message: str) -> None:
         """End every request without a reply; receivers get an error that says so."""
@@ -212,18 +232,30 @@ class Engine(Front):
             part.request.stats.start(self._clock())
         return batch
 
-    def _run(self, batch: list[Round]) -> list[Output]:
+    def _run(self, batch: list[Round], began: float) -> list[Output]:
         """Take the rounds of a step through all its phases."""
-        phases.peek(batch, self._clock, vocab_size=self._limits.vocab_size)
-        phases.choose(batch, self._budget)
-        phases.propose(batch, self._clock, vocab_size=self._limits.vocab_size)
+        vocab_size = self._limits.vocab_size
+        phases.peek(batch, self.policy, self._clock, vocab_size=vocab_size)
+        phases.choose(batch, self.policy, self._budget)
+        phases.propose(batch, self._clock, vocab_size=vocab_size)
         phases.verify(batch, self.target, self.pages, self._clock, pad_to=self._pad_to)
         phases.accept(batch)
         phases.read(batch)
         phases.score(batch)
         phases.commit(batch, self.pages)
-        phases.observe(batch, self.stats, self._clock())
+        now = self._clock()
+        phases.observe(batch, self.stats, self.observers, began=began, now=now)
+        self._ended, self._took = now, now - began
         return self._outputs(batch)
+
+    def _began(self) -> float:
+        """Return when this step began: where the last one ended, unless the caller paused.
+
+        What is done between two steps is part of serving, so a round pays for it; a gap longer
+        than the step before it is somebody else's time.
+        """
+        now = self._clock()
+        return self._ended if now - self._ended <= self._took else now
 
     def _outputs(self, batch: list[Round]) -> list[Output]:
         """Return what the step adds to each request; finished ones leave."""
@@ -233,10 +265,10 @@ class Engine(Front):
             if not part.is_last:
                 continue
             if request.finish_reason is not None:
+                reply = make_reply(request, load_s=self.load_s)
                 self._scheduler.finish(request)
                 self._release([request])
                 self.stats.finished += 1
-                reply = make_reply(request, load_s=self.load_s)
             outputs.append(Output(request_id=request.id, chunk=make_chunk(part, reply)))
         return outputs
 
@@ -259,6 +291,8 @@ class Engine(Front):
             request.sequence.release(self.pages)
         for request in requests:
             drafting.let_go(request)
+            if self.policy is not None:
+                self.policy.forget(request.number)
 
 
 def _pick_kernel(target: Target) -> PickKernel:

@@ -7,16 +7,22 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.ngram import NGramDrafter
+from slipstream.engine.budget import RowBudget
+from slipstream.engine.calibrate import best_of, calibrate, idle_forwards, row_counts, time_rows
 from slipstream.engine.engine import Engine
-from slipstream.engine.target import build_target
+from slipstream.engine.identity import profile_folder, profile_key
+from slipstream.engine.pairing import Pairing
+from slipstream.engine.target import Target, build_target
 from slipstream.errors import LoadError
 from slipstream.kernels.ops import Backend
 from slipstream.models.loading import open_model, resolve_model
+from slipstream.policy.profile import load_profile, passes_sentinel
 
 _log = logging.getLogger(__name__)
 
@@ -41,14 +47,45 @@ def load(
     config = EngineConfig.from_env(None if config is None else {}, **overrides)
     file = open_model(resolve_model(os.fspath(model)))
     target = build_target(file.arch, choose_backend(config), file.load_weights, config)
+    pairing = Pairing.fresh(config, choose_drafter(config))
+    learn(pairing, target, config, file.fingerprint)
     return Engine(
         target,
         file.tokenizer,
         template=file.template,
         config=config,
-        make_drafter=choose_drafter(config),
+        pairing=pairing,
         load_s=time.perf_counter() - started,
     )
+
+
+def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: str) -> None:
+    """Give a pairing's policy its first costs: those of its profile if they still hold, else timed.
+
+    Args:
+        fingerprint: tells model files apart.
+    """
+    policy = pairing.policy
+    if policy is None:
+        return
+    budget = RowBudget.of(config, target.arch.vocab_size)
+    widest = min(budget.rows, budget.logits)
+    if config.profile == "on":
+        pairing.folder = profile_folder()
+        pairing.key = profile_key(target, fingerprint, config)
+    with idle_forwards(target, widest) as forwards:
+        if pairing.folder is not None and pairing.key is not None:
+            known = load_profile(pairing.folder, pairing.key, policy)
+            if known and passes_sentinel(policy, partial(best_of, forwards)):
+                pairing.profile = f"read: {pairing.path}"
+                return
+            if known:  # what it says of time is wrong, what it says of text and debt is not
+                policy.forget_costs()
+        counts = row_counts(policy, config.max_num_seqs, widest)
+        timed = time_rows(forwards, counts)
+    num_timed = calibrate(policy, timed.items(), 0)
+    where = "kept nowhere" if pairing.path is None else f"to be kept in {pairing.path}"
+    pairing.profile = f"new: {num_timed} row counts timed at load, {where}"
 
 
 def choose_backend(config: EngineConfig) -> Backend:

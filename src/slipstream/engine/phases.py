@@ -12,45 +12,68 @@ from slipstream.engine.round import Round, pack
 from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
 from slipstream.errors import SlipstreamError
-from slipstream.policy.base import RoundOutcome
+from slipstream.policy.base import StepOutcome, StepView
+from slipstream.policy.choose import MeasuredPolicy
 
 Clock = Callable[[], float]
+Observer = Callable[[StepOutcome], None]
 
 
-def peek(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
+def peek(
+    batch: Sequence[Round], policy: MeasuredPolicy | None, clock: Clock, *, vocab_size: int
+) -> None:
     """Ask drafters that cost nothing, before the policy decides."""
+    if policy is None:
+        return
+    may_peek = policy.may_peek
     for part in batch:
         drafter = part.request.drafter
-        if drafter is not None and drafter.free and part.ceiling > 0:
+        if drafter is None or not drafter.free or part.ceiling == 0:
+            continue
+        if may_peek or part.request.fixed_k:
             part.proposed, part.draft_s = drafting.ask(
                 part.request, part.ceiling, clock, vocab_size=vocab_size
             )
 
 
-def choose(batch: Sequence[Round], budget: RowBudget) -> None:
-    """Let policies size the rounds that may draft, and cut the widest where rows are short."""
-    able = [part for part in batch if part.ceiling > 0]
-    if not able:
+def choose(batch: Sequence[Round], policy: MeasuredPolicy | None, budget: RowBudget) -> None:
+    """Let the policy size the rounds that may draft, as far as there are rows for it.
+
+    Widths that requests have asked for are served first; where rows are short the widest are cut.
+    """
+    rounds = [part for part in batch if not part.is_prefill]
+    if policy is None or not any([part.ceiling for part in rounds]):
         return
-    for part in able:
-        part.k = part.request.policy.choose(part.view()).k
-    rows = budget.draft_rows(sum(part.num_rows for part in batch), len(batch))
-    widths = share_out([part.num_wanted for part in able], rows)
-    for part, width in zip(able, widths, strict=True):
-        part.k = width
+    rows = budget.draft_rows(sum([part.num_rows for part in batch]), len(batch))
+    fixed = share_out([part.fixed_width for part in rounds], rows)
+    chunks = [part for part in batch if part.is_prefill]
+    view = StepView(
+        rounds=[part.view(width) for part, width in zip(rounds, fixed, strict=True)],
+        prefill_rows=sum([part.num_rows for part in chunks]),
+        prefill_kv=sum([part.context_len for part in chunks]),
+        max_draft_rows=rows - sum(fixed),
+    )
+    for part, decision in zip(rounds, policy.choose_step(view), strict=True):
+        part.k, part.shadow = decision.k, decision.shadow
 
 
 def propose(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
-    """Draft at most k tokens; a drafter that offers fewer makes the round narrower."""
+    """Draft at most k tokens; a drafter that offers fewer makes the round narrower.
+
+    What is proposed and not verified is followed, to be scored against what is emitted.
+    """
     for part in batch:
-        drafter = part.request.drafter
-        if drafter is None or part.k == 0:
-            continue
-        if not drafter.free:
+        request = part.request
+        drafter, wanted = request.drafter, part.k or part.shadow
+        if drafter is not None and wanted and not drafter.free:
             part.proposed, part.draft_s = drafting.ask(
-                part.request, part.k, clock, vocab_size=vocab_size
+                request, wanted, clock, vocab_size=vocab_size
             )
         part.drafts = part.proposed[: part.k]
+        if part.drafts:
+            request.scoring.clear()
+        elif part.proposed:
+            request.scoring.propose(part.proposed)
 
 
 def verify(
@@ -121,9 +144,22 @@ def commit(batch: Sequence[Round], pages: PagePool) -> None:
         sequence.publish(pages)
 
 
-def observe(batch: Sequence[Round], stats: EngineStats, now: float) -> None:
-    """Tell statistics, policy and drafter what the round did; its time is the step's."""
+def observe(
+    batch: Sequence[Round],
+    stats: EngineStats,
+    observers: Sequence[Observer],
+    *,
+    began: float,
+    now: float,
+) -> None:
+    """Tell statistics, drafters and observers what the step did.
+
+    Args:
+        observers: the policy, and whoever records.
+        began: when the step began, the host's work since the one before included.
+    """
     stats.steps += 1
+    outcomes = []
     for part in batch:
         request = part.request
         stats.rows += part.num_rows
@@ -134,17 +170,23 @@ def observe(batch: Sequence[Round], stats: EngineStats, now: float) -> None:
                 stats.prompt_tokens += request.sequence.prompt_len
                 stats.cached_tokens += request.sequence.num_cached
             continue
-        outcome = RoundOutcome(
-            k=len(part.drafts),
-            accepted=part.accepted,
-            emitted=len(part.emitted),
-            draft_s=part.draft_s,
-            verify_s=part.verify_s,
-            round_s=now - request.stats.boundary_s,
-        )
+        outcome = part.outcome(now)
+        outcomes.append(outcome)
         request.stats.observe(outcome, now)
-        request.policy.observe(outcome)
         drafting.tell(request, part.drafts, part.accepted)
+    if not outcomes or not observers:
+        return
+    chunks = [part for part in batch if part.is_prefill]
+    step = StepOutcome(
+        rounds=outcomes,
+        draft_s=sum([part.draft_s for part in batch]),
+        verify_s=batch[0].verify_s,
+        round_s=now - began,
+        prefill_rows=sum([part.num_rows for part in chunks]),
+        prefill_kv=sum([part.context_len for part in chunks]),
+    )
+    for tell in observers:
+        tell(step)
 
 
 def _picked(part: Round) -> tuple[int, list[int]]:

@@ -12,6 +12,7 @@ from slipstream.engine.stats import ReplyStats
 from slipstream.engine.text import ReplyText
 from slipstream.errors import SlipstreamError
 from slipstream.policy.base import Policy
+from slipstream.policy.scoring import Scoring
 from slipstream.types import FinishReason, KSetting
 
 
@@ -20,9 +21,13 @@ class Request:
     """A request on its way; one with n choices is n of these with one id.
 
     Attributes:
+        number: unlike the id, every choice has one of its own.
         choice: which of the choices it is, from 0.
         limit: tokens it may emit, its own limit and the context's room considered.
         k_ceiling: largest k that engine, drafter and request allow.
+        fixed_k: what it drafts whatever the policy thinks, 0 for never; None leaves it to the
+            policy.
+        scoring: follows what its drafter proposed and nobody verified.
         drafter: None without one, or once it failed.
         drafter_name: what reports call it, "none" for none.
         drafter_failure: why the drafter was dropped, None if it was not.
@@ -33,6 +38,7 @@ class Request:
     """
 
     id: int
+    number: int
     choice: int
     sequence: TokenSequence
     limit: int
@@ -40,6 +46,7 @@ class Request:
     seed: int
     requested_k: KSetting
     k_ceiling: int
+    fixed_k: int | None
     policy: Policy
     drafter: Drafter | None
     drafter_name: str
@@ -50,6 +57,7 @@ class Request:
     reports_logprobs: bool
     num_choices: int
     text: ReplyText
+    scoring: Scoring = field(default_factory=Scoring)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: SlipstreamError | None = None
     stats: ReplyStats = field(default_factory=ReplyStats)

@@ -16,7 +16,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import TokenLogprobs
 from slipstream.kernels.ops import F32, Rows
-from slipstream.policy.base import RoundView
+from slipstream.policy.base import RoundOutcome, RoundView
 
 PADDING_POSITION = -1
 
@@ -29,8 +29,10 @@ class Round:
         input_ids: committed tokens whose KV is still to be written: a chunk, or the anchor.
         is_prefill: the request has no token yet.
         is_last: `input_ids` reach the end of the committed tokens, so logits are wanted.
+        context_len: positions whose KV is there already.
         proposed: what a free drafter offers.
         k: what the policy chose.
+        shadow: tokens that a paid drafter drafts to be scored only.
         drafts: what is verified, at most k tokens.
         logits: raw logits after the last input and after each draft, float32 of shape (k + 1, V);
             gone with the next forward.
@@ -45,8 +47,10 @@ class Round:
     input_ids: list[int]
     is_prefill: bool
     is_last: bool
+    context_len: int = 0
     proposed: list[int] = field(default_factory=list)
     k: int = 0
+    shadow: int = 0
     drafts: list[int] = field(default_factory=list)
     logits: F32 | tuple[()] = ()
     target_ids: list[int] = field(default_factory=list)
@@ -67,6 +71,7 @@ class Round:
             input_ids=sequence.token_ids[sequence.kv_len : end],
             is_prefill=sequence.num_generated == 0,
             is_last=end == len(sequence.token_ids),
+            context_len=sequence.kv_len,
         )
 
     @property
@@ -88,18 +93,46 @@ class Round:
         return min(self.request.k_ceiling, drafter.max_k, self.request.remaining - 1)
 
     @property
-    def num_wanted(self) -> int:
-        """Drafts that the round would have; of a free drafter it is known already."""
-        drafter = self.request.drafter
-        return min(self.k, len(self.proposed)) if drafter is not None and drafter.free else self.k
+    def fixed_width(self) -> int:
+        """Drafts that the request has asked for, as far as they fit; 0 if the policy decides."""
+        request = self.request
+        if not request.fixed_k:
+            return 0
+        width = min(request.fixed_k, self.ceiling)
+        drafter = request.drafter
+        return min(width, len(self.proposed)) if drafter and drafter.free else width
 
-    def view(self) -> RoundView:
-        """Return what the policy may know."""
+    def view(self, fixed_width: int) -> RoundView:
+        """Return what the policy may know.
+
+        Args:
+            fixed_width: what is drafted anyway, where the request has a k of its own.
+        """
+        request = self.request
         return RoundView(
-            remaining=self.request.remaining,
-            context_len=self.request.sequence.kv_len,
+            remaining=request.remaining,
+            context_len=self.context_len,
             proposed=len(self.proposed),
             ceiling=self.ceiling,
+            request=request.number,
+            fixed_k=None if request.fixed_k is None else fixed_width,
+        )
+
+    def outcome(self, now: float) -> RoundOutcome:
+        """Return what the round did; its time runs from the end of the request's last one."""
+        request = self.request
+        return RoundOutcome(
+            k=len(self.drafts),
+            accepted=self.accepted,
+            emitted=len(self.emitted),
+            draft_s=self.draft_s,
+            verify_s=self.verify_s,
+            round_s=now - request.stats.boundary_s,
+            request=request.number,
+            context_len=self.context_len,
+            shadow=self.shadow,
+            scores=() if self.drafts else request.scoring.emitted(self.emitted),
+            fixed=request.fixed_k is not None,
         )
 
 

@@ -102,7 +102,7 @@ class ReplyStats:
             verify_ms=_mean(1000 * self.verify_s, rounds),
             draft_ms=_mean(1000 * self.draft_s, rounds),
             overhead_ms=_mean(1000 * overhead_s, rounds),
-            predicted_speedup=None,
+            predicted_speedup=policy.predicted_speedup,
             sources={} if drafter == "none" else {drafter: counts},
         )
 

@@ -24,6 +24,8 @@ class RoundView:
         proposed: drafted tokens that a free source offers now; 0 for none.
         ceiling: largest k that drafter, context and request allow.
         request: which request it is; state is kept under it until the policy forgets it.
+        fixed_k: what the request drafts whatever the policy thinks, as far as it fits; 0 where it
+            is not to draft, None where the policy decides.
     """
 
     remaining: int
@@ -31,6 +33,7 @@ class RoundView:
     proposed: int
     ceiling: int
     request: int = 0
+    fixed_k: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ class RoundOutcome:
         scores: (position, hit) of every proposal that is not verified but still agrees with all
             that was emitted since it was made: which of its tokens, from 1, the classic step's
             token was compared with, and whether they agree.
+        fixed: k was not the policy's choice: it is learned from, and no budget pays for it.
     """
 
     k: int
@@ -77,6 +81,7 @@ class RoundOutcome:
     context_len: int = 0
     shadow: int = 0
     scores: tuple[tuple[int, bool], ...] = ()
+    fixed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +92,24 @@ class StepView:
         rounds: the decoding rounds.
         prefill_rows: rows that chunks of prompts take in the same forward.
         prefill_kv: KV positions that those chunks read.
-        max_draft_rows: drafted rows that the forward has room for; None for no limit.
+        max_draft_rows: drafted rows that the forward has room for, beside those of fixed widths;
+            None for no limit.
     """
 
     rounds: Sequence[RoundView]
     prefill_rows: int = 0
     prefill_kv: int = 0
     max_draft_rows: int | None = None
+
+    @property
+    def fixed_widths(self) -> list[int]:
+        """Widths that are no choice of the policy's; they ride along as prompts' rows do."""
+        return [part.fixed_k for part in self.rounds if part.fixed_k]
+
+    @property
+    def riding_rows(self) -> int:
+        """Rows that the step has besides anchors and drafts that the policy chooses."""
+        return self.prefill_rows + sum(self.fixed_widths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +120,6 @@ class StepOutcome:
         rounds: one outcome for each decoding round.
         draft_s, verify_s, round_s: seconds; draft_s adds up all drafting of the step.
         prefill_rows, prefill_kv: as in the view.
-        charged: False where a width was not the policy's choice, as when a request asked for a
-            fixed k: the step is learned from and nobody's budget pays for it.
     """
 
     rounds: Sequence[RoundOutcome]
@@ -114,7 +128,16 @@ class StepOutcome:
     round_s: float
     prefill_rows: int = 0
     prefill_kv: int = 0
-    charged: bool = True
+
+    @property
+    def fixed_widths(self) -> list[int]:
+        """As in the view."""
+        return [part.k for part in self.rounds if part.fixed and part.k]
+
+    @property
+    def riding_rows(self) -> int:
+        """As in the view."""
+        return self.prefill_rows + sum(self.fixed_widths)
 
 
 class Policy(Protocol):
@@ -123,6 +146,7 @@ class Policy(Protocol):
     Attributes:
         mode: "auto", "off" or "fixed:K", as it was asked for.
         verdict, reason: what it decided over all and why; `reason` is never empty.
+        predicted_speedup: S of what it decided on, None where it does not say.
     """
 
     @property
@@ -133,6 +157,9 @@ class Policy(Protocol):
 
     @property
     def reason(self) -> str: ...
+
+    @property
+    def predicted_speedup(self) -> float | None: ...
 
     def choose(self, view: RoundView) -> Decision:
         """Return the next round's k in [0, view.ceiling]. Pure."""

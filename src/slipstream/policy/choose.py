@@ -17,6 +17,7 @@ from typing import Any
 from slipstream.policy.acceptance import Acceptance
 from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepOutcome, StepView
 from slipstream.policy.cost import DEFAULT_EDGES
+from slipstream.policy.estimate import speedup
 from slipstream.policy.explore import Explorer
 from slipstream.policy.ledger import Ledger
 from slipstream.policy.plan import Plan, plan_step, refuse
@@ -37,6 +38,8 @@ CLASSIC_EVERY = (48, 512)
 # propose is paid from the leak and a round can still start.
 PEEK_SHARE = 0.5
 
+FIXED = "fixed: this k was asked for"
+
 
 class MeasuredPolicy:
     """Sizes the rounds of every request of one pairing.
@@ -47,6 +50,7 @@ class MeasuredPolicy:
         bandwidth_bound: a verify is known to read the weights once; asked only where no classic
             step was measured.
         max_k: the server's ceiling.
+        pad_to: the rows of a forward that drafts are filled up to a multiple of this.
     """
 
     mode = "auto"
@@ -58,10 +62,11 @@ class MeasuredPolicy:
         edges: Sequence[int] = DEFAULT_EDGES,
         bandwidth_bound: bool = False,
         max_k: int = MAX_K,
+        pad_to: int = 1,
     ) -> None:
         self.free = free
         self.max_k = max_k
-        self.cost = RoundCost(edges, free=free, bandwidth_bound=bandwidth_bound)
+        self.cost = RoundCost(edges, free=free, bandwidth_bound=bandwidth_bound, pad_to=pad_to)
         self.acceptance = Acceptance()
         self.ledger = Ledger()
         self.requests: dict[int, RequestState] = {}
@@ -85,6 +90,16 @@ class MeasuredPolicy:
 
     def choose_step(self, view: StepView) -> list[Decision]:
         """Return the decision of each round of a step. Pure."""
+        decisions = self._choose(view)
+        if view.fixed_widths:
+            decisions = [
+                Decision(k=part.fixed_k, reason=FIXED) if part.fixed_k else decision
+                for part, decision in zip(view.rounds, decisions, strict=True)
+            ]
+        return decisions
+
+    def _choose(self, view: StepView) -> list[Decision]:
+        """Return the decisions of rounds whose width is the policy's choice, 0 for the others."""
         limits = [self._limit(part) for part in view.rounds]
         if not any(limits):
             return self._classic(view, "decline: no draft is offered, or none fits")
@@ -118,8 +133,7 @@ class MeasuredPolicy:
         for part in outcome.rounds:
             if part.request not in self.requests:
                 self.requests[part.request] = self._state(part.request)
-        if outcome.charged:
-            self._charge(outcome)
+        self._charge(outcome)
         self.cost.observe(outcome, self.rounds)
         for part in outcome.rounds:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
@@ -128,9 +142,13 @@ class MeasuredPolicy:
         """Let go of a request that ended; what it taught about the pairing stays."""
         self.requests.pop(request, None)
 
-    def request(self, number: int, mode: str = "auto") -> RequestPolicy:
-        """Return the view that one request has of this policy."""
-        return RequestPolicy(self, number, mode)
+    def request(self, number: int, fixed_k: int | None = None) -> RequestPolicy:
+        """Return the view that one request has of this policy.
+
+        Args:
+            fixed_k: what it drafts whatever the policy thinks; None leaves it to the policy.
+        """
+        return RequestPolicy(self, number, fixed_k)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what outlives the process, as JSON values."""
@@ -146,6 +164,16 @@ class MeasuredPolicy:
         self.acceptance = Acceptance(state["acceptance"])
         self.ledger.debt_s = float(state["debt_s"])
 
+    def forget_costs(self) -> None:
+        """Let go of all times, as when the machine is found to be another; not of the debt."""
+        self.cost = RoundCost(
+            self.cost.verify.edges,
+            free=self.free,
+            bandwidth_bound=self.cost.bandwidth_bound,
+            pad_to=self.cost.pad_to,
+        )
+        self._explorer = Explorer(self.cost, self.ledger)
+
     @property
     def may_peek(self) -> bool:
         """Whether a free drafter should be asked: not while its own time eats the budget."""
@@ -157,6 +185,8 @@ class MeasuredPolicy:
         state = self.requests.get(number)
         if state is None or not self.cost.classic.time_s(1, state.context_len):
             return "unmeasured", "unmeasured: no classic step was timed yet", None
+        if self.free and not state.acceptance.trials(1):
+            return "decline", "decline: the drafter found nothing to offer", None
         limit = self.max_k
         view = RoundView(
             remaining=limit + 1, context_len=state.context_len, proposed=limit, ceiling=limit
@@ -168,8 +198,21 @@ class MeasuredPolicy:
         verdict: Verdict = "enable" if plan.num_rows else "decline"
         return verdict, plan.reason(verdict), plan.top.speedup
 
+    def predict(self, number: int, k: int) -> float | None:
+        """Return the predicted speedup of a request that is alone and drafts k, None if unknown."""
+        state = self.requests.get(number)
+        if state is None:
+            return None
+        classic_s = self.cost.classic.time_s(1, state.context_len)
+        round_s = self.cost.round_s(k + 1, state.context_len, self.cost.draft_times[k])
+        if not classic_s or not round_s:
+            return None
+        return speedup(1.0 + state.acceptance.expected[k], classic_s, round_s)
+
     def _limit(self, view: RoundView) -> int:
         """Return the largest k of a round."""
+        if view.fixed_k is not None:
+            return 0
         offered = view.proposed if self.free else view.ceiling
         return min(offered, view.ceiling, view.remaining - 1, self.max_k)
 
@@ -219,10 +262,14 @@ class MeasuredPolicy:
         if classic_s is None:
             return  # nothing drafts before a classic step was timed
         token_s = classic_s / batch
-        base_s = self.cost.step_value_s(batch, outcome.prefill_rows, kv, outcome.prefill_kv)
-        shared_s = base_s - classic_s  # what the prompts' rows are worth to everybody
-        drafted = any(part.k for part in outcome.rounds)
-        value_s = shared_s + token_s * sum([part.emitted for part in outcome.rounds])
+        riding = outcome.riding_rows
+        base_s = self.cost.step_value_s(batch, riding, kv, outcome.prefill_kv)
+        if riding:
+            base_s += self.cost.drafting_s(outcome.fixed_widths)
+        shared_s = base_s - classic_s  # what the rows that ride along are worth to everybody
+        chosen = [part for part in outcome.rounds if not part.fixed]
+        drafted = any([part.k for part in chosen])
+        value_s = base_s + token_s * (sum([part.emitted for part in chosen]) - len(chosen))
         if drafted:
             self.ledger.charge(round_s=outcome.round_s, value_s=value_s)
         else:

@@ -176,12 +176,12 @@ class Staircase:
             for octave, level in sorted(levels.items())
         ]
 
-    def restore(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take over what `state` returned."""
+    def restore(self, rows: Sequence[Sequence[float]], seen_at: int = 0) -> None:
+        """Take over what `state` returned, as seen in round `seen_at`."""
         self._levels.clear()
         self._lines.clear()
         for bucket, octave, *state in rows:
-            self._levels.setdefault(int(bucket), {})[int(octave)] = Level.restored(state)
+            self._levels.setdefault(int(bucket), {})[int(octave)] = Level.restored(state, seen_at)
 
     def _line(self, bucket: int, octave: int) -> Line:
         """Return (start, slope) along the context around an octave."""

@@ -54,7 +54,7 @@ class Explorer:
     ) -> Plan | None:
         """Return a plan that might be better than what runs now; None if none is due."""
         waited = now - max([state.changed_at for state in states])
-        if waited == 0 or waited % PROBE_UNMEASURED_EVERY or view.prefill_rows:
+        if waited == 0 or waited % PROBE_UNMEASURED_EVERY or view.riding_rows:
             return None
         verify, batch = self._cost.verify, len(states)
         if waited < PROBE_EVERY and self._all_measured(batch, limits):
@@ -67,7 +67,8 @@ class Explorer:
         fixed_s = self._cost.overhead_s + self._cost.peek_s(batch)
         widest = WIDEN * verify.widest
 
-        def time_of(rows: int) -> float | None:
+        def time_of(live_rows: int) -> float | None:
+            rows = self._cost.padded(live_rows)
             forward_s = verify.time_s(rows, kv_tokens)
             if forward_s is None:
                 forward_s = verify.least_s(rows, kv_tokens) if rows <= widest else None
@@ -116,7 +117,7 @@ class Explorer:
     def could_pay(self, plan: Plan, limit: int, kv_tokens: int) -> bool:
         """Tell whether some width would pay if every draft of it were accepted."""
         cost = self._cost
-        times_s = cost.verify.times_s(2, limit, kv_tokens)
+        times_s = cost.forwards_s(2, limit, kv_tokens)
         return any(
             forward_s is None
             or (1 + k) * plan.token_s > forward_s + cost.draft_times[k] + cost.overhead_s
@@ -126,4 +127,5 @@ class Explorer:
     def _all_measured(self, batch: int, limits: Sequence[int]) -> bool:
         verify = self._cost.verify
         last = min(batch + sum(limits), WIDEN * verify.widest)
-        return all(verify.samples(rows) for rows in range(batch + 1, last + 1))
+        padded = self._cost.padded
+        return all(verify.samples(padded(rows)) for rows in range(batch + 1, last + 1))

@@ -20,6 +20,8 @@ CLAMP = 1.25
 STRAYS = 4
 # Samples that a level remembers: heating takes seconds, which are hundreds of rounds.
 MEMORY = 32.0
+# Samples that a level from a profile counts for.
+RESTORED = 2.0
 # Standard deviation of a level that one sample gave, as a share: see CLAMP's note.
 FIRST_SPREAD = 0.05
 # Standard deviation over mean absolute deviation of a normal distribution.
@@ -78,11 +80,11 @@ class Level:
         return [self.seconds, self.kv_tokens, self.deviation_s, self.weight]
 
     @classmethod
-    def restored(cls, state: Sequence[float]) -> Level:
-        """Return the level that `state` described, seen in round 0."""
+    def restored(cls, state: Sequence[float], seen_at: int = 0) -> Level:
+        """Return the level that `state` described; it weighs little, the machine may have changed."""
         seconds, kv_tokens, deviation_s, weight = state
-        level = cls(seconds, kv_tokens, 0)
-        level.deviation_s, level.weight = deviation_s, max(weight, 1.0)
+        level = cls(seconds, kv_tokens, seen_at)
+        level.deviation_s, level.weight = deviation_s, min(max(weight, 1.0), RESTORED)
         return level
 
     def _is_change(self, sample: float, *, above: bool) -> bool:

@@ -72,13 +72,18 @@ def plan_step(
         kv_tokens: KV positions that the step reads.
     """
     batch = len(states)
-    base_s = cost.base_s(batch, view.prefill_rows, kv_tokens)
+    riding = view.riding_rows
+    base_s = cost.base_s(batch, riding, kv_tokens)
     classic_s = cost.classic_s(batch, kv_tokens - view.prefill_kv)
     if base_s is None or classic_s is None:
         return None
     bar = 1.0 if any(state.k for state in states) else 1.0 + LEAVE_MARGIN
-    rows = batch + view.prefill_rows
+    rows = batch + riding
     fixed_s = cost.overhead_s + cost.peek_s(batch)
+    if riding:
+        riding_s = cost.drafting_s(view.fixed_widths)
+        base_s += riding_s
+        fixed_s += 0.0 if cost.free else riding_s
     token_s = classic_s / batch
     if batch == 1:
         limit = limits[0] if view.max_draft_rows is None else min(limits[0], view.max_draft_rows)
@@ -94,7 +99,7 @@ def plan_step(
             order,
             base_s=base_s,
             token_s=token_s,
-            times_s=cost.verify.times_s(rows + 1, len(order), kv_tokens),
+            times_s=cost.forwards_s(rows + 1, len(order), kv_tokens),
             fixed_s=fixed_s,
             draft_times=cost.token_times,
             bar=bar,
@@ -119,11 +124,14 @@ def make_plan(
     value_s = worst_s = 0.0
     if chosen.num_rows:
         value_s = cost.step_value_s(
-            batch, view.prefill_rows, kv_tokens - view.prefill_kv, view.prefill_kv
+            batch, view.riding_rows, kv_tokens - view.prefill_kv, view.prefill_kv
         )
         worst_s = cost.worst_s(
-            batch + view.prefill_rows + chosen.num_rows, kv_tokens, widths, classic_s
+            batch + view.riding_rows + chosen.num_rows, kv_tokens, widths, classic_s
         )
+        if view.riding_rows:
+            value_s += cost.drafting_s(view.fixed_widths)
+            worst_s += sum([cost.worst_draft_s(k, classic_s) for k in view.fixed_widths])
     token_s = classic_s / batch
     shown = chosen if chosen.num_rows else top
     round_s = (base_s + shown.gain * token_s) / shown.speedup if shown.num_rows else base_s
@@ -171,7 +179,7 @@ def _one(
     draft_times = cost.token_times
     top_k = chosen_k = 0
     top = chosen = 0.0
-    for k, forward_s in enumerate(cost.verify.times_s(rows + 1, limit, kv_tokens), 1):
+    for k, forward_s in enumerate(cost.forwards_s(rows + 1, limit, kv_tokens), 1):
         if forward_s is None:
             continue
         value = (base_s + expected[k] * token_s) / (forward_s + fixed_s + draft_times[k])

@@ -28,6 +28,8 @@ OVERHEAD_JUMP = 0.25
 WORST_DRAFT = 1.5
 # The same for what the host does.
 WORST_HOST = 1.5
+# When a classic step of a profile was seen: it is taken again before anything drafts.
+LONG_AGO = -(1 << 30)
 # One drafted token of a drafter that was never timed, in classic steps, at worst.
 UNTIMED_DRAFT = 0.5
 
@@ -39,6 +41,7 @@ class RoundCost:
         edges: row buckets of the device's dispatch table.
         free: drafting takes the same whatever k is, and is done before k is chosen.
         bandwidth_bound: a verify is known to read the weights once.
+        pad_to: the rows of a forward that drafts are filled up to a multiple of this.
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class RoundCost:
         *,
         free: bool = False,
         bandwidth_bound: bool = False,
+        pad_to: int = 1,
     ) -> None:
         self.verify = Staircase(edges)
         self.classic = Staircase(())  # every batch size is a bucket of its own
         self.free = free
         self.bandwidth_bound = bandwidth_bound
+        self.pad_to = pad_to
         self._overheads = {False: _Mean(), True: _Mean()}  # by whether the round drafted
         self._drafts: dict[int, Level] = {}
         self._has_drafted = False  # a drafter may take no time at all
@@ -60,18 +65,34 @@ class RoundCost:
         self.token_times = [0.0] * (MAX_K + 1)
 
     def observe(self, outcome: StepOutcome, now: int) -> None:
-        """Take in a step: its forward under its rows, a classic step as a whole as well."""
+        """Take in a step: its forward under its rows, a classic step as a whole as well.
+
+        A step that took no time at all, as with a clock that stands still, says nothing.
+        """
+        if outcome.round_s <= 0.0:
+            return
         rounds = outcome.rounds
         batch, drafted = len(rounds), sum(part.k for part in rounds)
         kv = outcome.prefill_kv + sum(part.context_len for part in rounds)
         rows = batch + drafted + outcome.prefill_rows
         verify_s = outcome.verify_s or outcome.round_s - outcome.draft_s
-        self.verify.observe(rows, kv, verify_s, now)
+        self.verify.observe(self.padded(rows) if drafted else rows, kv, verify_s, now)
         if drafted == 0 and outcome.prefill_rows == 0:
             self.classic.observe(batch, kv, outcome.round_s - outcome.draft_s, now)
         rest_s = outcome.round_s - outcome.draft_s - verify_s
         self._overheads[drafted > 0].add(rest_s, OVERHEAD_JUMP * outcome.round_s)
         self._observe_draft(outcome, now)
+
+    def padded(self, rows: int) -> int:
+        """Return the rows of a forward that drafts, padding included."""
+        return -(-rows // self.pad_to) * self.pad_to
+
+    def forwards_s(self, rows: int, count: int, kv_tokens: int) -> list[float | None]:
+        """Return the seconds of `count` forwards that draft, from `rows` live rows on."""
+        if self.pad_to == 1:
+            return self.verify.times_s(rows, count, kv_tokens)
+        padded = [self.padded(rows + more) for more in range(count)]
+        return [self.verify.time_s(each, kv_tokens) for each in padded]
 
     @property
     def overhead_s(self) -> float:
@@ -80,7 +101,7 @@ class RoundCost:
         return drafting.seconds if drafting.weight else self._overheads[False].seconds
 
     def calibrate(self, rows: int, kv_tokens: int, seconds: float) -> None:
-        """Take in a forward that was timed outside serving; nobody is charged for it."""
+        """Take in a forward that was timed outside serving, padding counted as rows."""
         self.verify.observe(rows, kv_tokens, seconds)
 
     def calibrate_draft(self, k: int, seconds: float) -> None:
@@ -102,29 +123,29 @@ class RoundCost:
         low = self.classic.low_s(batch, kv_tokens, VALUE_SIGMAS)
         return self.classic_s(batch, kv_tokens) if low is None else low
 
-    def step_value_s(self, batch: int, prefill_rows: int, kv_tokens: int, prefill_kv: int) -> float:
+    def step_value_s(self, batch: int, riding_rows: int, kv_tokens: int, prefill_kv: int) -> float:
         """Return a lower bound of the step without drafts, 0 where none is known."""
         low = self.value_s(batch, kv_tokens) or 0.0
-        if prefill_rows == 0:
+        if riding_rows == 0:
             return low
-        mean = self.base_s(batch, prefill_rows, kv_tokens + prefill_kv) or 0.0
+        mean = self.base_s(batch, riding_rows, kv_tokens + prefill_kv) or 0.0
         return max(low, PREFILL_VALUE * mean)
 
-    def base_s(self, batch: int, prefill_rows: int, kv_tokens: int) -> float | None:
-        """Return the step without drafts: a classic step, with the prompts' chunks if any."""
-        if prefill_rows == 0:
+    def base_s(self, batch: int, riding_rows: int, kv_tokens: int) -> float | None:
+        """Return the step without drafts of the policy's: a classic step, or what rides along."""
+        if riding_rows == 0:
             return self.classic_s(batch, kv_tokens)
-        forward = self.verify.time_s(batch + prefill_rows, kv_tokens)
+        forward = self.verify.time_s(batch + riding_rows, kv_tokens)
         return None if forward is None else forward + self._overheads[False].seconds
 
     def round_s(self, rows: int, kv_tokens: int, draft_s: float) -> float | None:
         """Return a round's seconds, None where its row bucket was never measured."""
-        forward = self.verify.time_s(rows, kv_tokens)
+        forward = self.verify.time_s(self.padded(rows), kv_tokens)
         return None if forward is None else forward + draft_s + self.overhead_s
 
     def worst_s(self, rows: int, kv_tokens: int, widths: Sequence[int], classic_s: float) -> float:
         """Return what a round may take at worst, for ever where nothing was measured."""
-        forward = self.verify.worst_s(rows, kv_tokens)
+        forward = self.verify.worst_s(self.padded(rows), kv_tokens)
         if forward is None:
             return math.inf
         drafting_s = sum([self.worst_draft_s(k, classic_s) for k in widths])
@@ -156,7 +177,7 @@ class RoundCost:
     def restore(self, state: Mapping[str, Sequence[Sequence[float]]]) -> None:
         """Take over what `state` returned."""
         self.verify.restore(state["verify"])
-        self.classic.restore(state["classic"])
+        self.classic.restore(state["classic"], LONG_AGO)
         self._drafts.clear()
         for k, *level in state["draft"]:
             self._drafts[int(k)] = Level.restored(level)
@@ -206,7 +227,7 @@ class RoundCost:
     def _guess(self, batch: int, kv_tokens: int) -> float | None:
         """Return a classic step's seconds from the cheapest verify of the same batch."""
         for k in range(1, MAX_K + 1):
-            verify_s = self.verify.time_s(batch + k, kv_tokens)
+            verify_s = self.verify.time_s(self.padded(batch + k), kv_tokens)
             if verify_s is not None:
                 return verify_s / fallback_multiple(k, bandwidth_bound=self.bandwidth_bound)
         return None

@@ -1,0 +1,64 @@
+"""What a profile's numbers depend on: the model, the drafter, the processor and the kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from slipstream import __version__
+from slipstream.config import EngineConfig
+from slipstream.drafters import ngram
+from slipstream.engine.target import Target
+from slipstream.models.loading.names import cache_dir
+from slipstream.policy.profile import ProfileKey
+
+
+def profile_folder() -> Path:
+    """Return where profiles are kept; it need not exist."""
+    return cache_dir() / "profiles"
+
+
+def profile_key(target: Target, fingerprint: str, config: EngineConfig) -> ProfileKey:
+    """Return the key of a target's profile with the drafter that a config asks for.
+
+    Args:
+        fingerprint: tells model files apart.
+    """
+    backend: Any = target.backend
+    threads = getattr(backend, "threads", 1)
+    return ProfileKey(
+        target=fingerprint,
+        drafter=f"ngram {ngram.LONGEST} to {ngram.SHORTEST}",
+        device=f"{processor()}, {threads} threads",
+        driver=f"{platform.system()} {platform.machine()}",
+        kernels=" ".join(
+            [
+                f"{__version__} {target.backend.name} {getattr(backend, 'isa', '')} {_build()}",
+                f"{config.verify_kernel} {config.verify_pad} {config.tile_m}",
+            ]
+        ),
+    )
+
+
+@cache
+def processor() -> str:
+    """Return the processor's name, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+@cache
+def _build() -> str:
+    """Return a hash of the compiled kernels, "" where there are none."""
+    try:
+        from slipstream.kernels.cpu import _native
+    except ImportError:
+        return ""
+    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16]

@@ -1,0 +1,97 @@
+"""A target's pairing with its drafter: the policy that sizes its rounds, and where that is kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.config import EngineConfig
+from slipstream.drafters.base import Drafter
+from slipstream.engine.round import padding_multiple
+from slipstream.policy.base import Policy
+from slipstream.policy.choose import MeasuredPolicy
+from slipstream.policy.fixed import Off
+from slipstream.policy.profile import ProfileKey, save_profile
+from slipstream.types import MAX_K, KSetting
+
+MakeDrafter = Callable[[], Drafter]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Pairing:
+    """What one target and one kind of drafter have learned about each other.
+
+    Attributes:
+        make_drafter: returns a fresh drafter for each request; None never drafts.
+        policy: None where nothing will ever be drafted.
+        folder, key: where the profile is kept; None keeps none.
+        profile: what the profile's state is, for reports.
+    """
+
+    make_drafter: MakeDrafter | None
+    policy: MeasuredPolicy | None
+    folder: Path | None = None
+    key: ProfileKey | None = None
+    profile: str = "none: nothing is kept"
+
+    @classmethod
+    def fresh(cls, config: EngineConfig, make_drafter: MakeDrafter | None) -> Pairing:
+        """Return a pairing that has learned nothing yet."""
+        ceiling = k_ceiling(config.k)
+        if make_drafter is None or ceiling == 0:
+            return cls(make_drafter=make_drafter, policy=None, profile="none: nothing drafts")
+        policy = MeasuredPolicy(
+            free=_is_free(make_drafter), max_k=ceiling, pad_to=padding_multiple(config)
+        )
+        return cls(make_drafter=make_drafter, policy=policy)
+
+    @property
+    def path(self) -> Path | None:
+        """The profile's file, which need not exist."""
+        if self.folder is None or self.key is None:
+            return None
+        return self.folder / self.key.file_name
+
+    def save(self) -> None:
+        """Write the profile, if one is kept; where that fails, one line in the log says so."""
+        if self.policy is None or self.folder is None or self.key is None:
+            return
+        try:
+            save_profile(self.folder, self.key, self.policy)
+        except OSError as error:
+            _log.warning("the profile cannot be written: %s", error)
+
+    def policy_of(self, number: int, k: KSetting, *, drafter: str, ceiling: int) -> Policy:
+        """Return the policy of one request.
+
+        Args:
+            number: tells requests apart.
+            k: the setting in force.
+            drafter: name of the request's drafter, "none" for none.
+            ceiling: largest k that engine, drafter and request allow; an integer k is within it.
+        """
+        mode = k if isinstance(k, str) else f"fixed:{k}" if k else "off"
+        if k in ("off", 0):
+            return Off(mode=mode, reason="off: no drafting was asked for")
+        if drafter == "none":
+            return Off(mode=mode, reason="off: there is no drafter")
+        if ceiling == 0 or self.policy is None:
+            return Off(mode=mode, reason="off: the engine's own k is 0")
+        return self.policy.request(number, k if isinstance(k, int) else None)
+
+
+def k_ceiling(k: KSetting) -> int:
+    """Return the largest k that a setting allows."""
+    return k if isinstance(k, int) else 0 if k == "off" else MAX_K
+
+
+def _is_free(make_drafter: MakeDrafter) -> bool:
+    """Tell whether drafting costs next to nothing; a drafter that cannot be made is not asked."""
+    try:
+        return make_drafter().free
+    except Exception:
+        return False
