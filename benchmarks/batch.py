@@ -22,8 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bandwidth import read_bandwidth
 from provenance import DEFAULT_MODEL, find_model, provenance, sample_text
+
+from slipstream.kernels.bandwidth import read_bandwidth
 
 SIZES = (1, 2, 4, 8)
 PROMPT, STEPS = 128, 64

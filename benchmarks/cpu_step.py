@@ -27,7 +27,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bandwidth import read_bandwidth
 from measure import (
     BAR_ROW_COUNTS,
     CONTEXT,
@@ -56,6 +55,8 @@ from sides import (
     num_cores,
     ours,
 )
+
+from slipstream.kernels.bandwidth import read_bandwidth
 
 UBATCHES = (128, 256, 512)
 

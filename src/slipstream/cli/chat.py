@@ -62,12 +62,13 @@ def chat(
             hint="slipstream generate --raw continues a text",
         )
     dialogue = Chat(engine, params, system)
-    if sys.stdin.isatty():
-        dialogue.talk(model)
-    else:
-        for text in piped_turns():
-            if not dialogue.take(text):
-                break
+    with engine:
+        if sys.stdin.isatty():
+            dialogue.talk(model)
+        else:
+            for text in piped_turns():
+                if not dialogue.take(text):
+                    break
 
 
 class Chat:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -15,11 +16,12 @@ from slipstream.cli.sampling import sampling_params, with_sampling_flags
 from slipstream.cli.settings import engine_config, with_engine_flags
 from slipstream.cli.status import status
 from slipstream.cli.view import Ink, ReplyView, closing_line, print_faint
-from slipstream.errors import RequestError
+from slipstream.errors import ConfigError, RequestError
 from slipstream.types import DetailedReply, Reply, SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
+    from slipstream.policy.record import TraceRecorder
 
 
 @with_engine_flags
@@ -56,6 +58,15 @@ def generate(
             "[default: none]",
         ),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="FILE",
+            show_default=False,
+            help="Write what each round drafted, gained and took, for slipstream simulate.",
+        ),
+    ] = None,
     **settings: Any,
 ) -> None:
     """Generate a reply and say on stderr what speculation gained.
@@ -70,13 +81,36 @@ def generate(
 
     from slipstream.engine.load import load
 
-    with status(f"loading {model}"):
-        engine = load(model, config)
-    reply = _stream(engine, _prompt_for(engine, text, chat), params, echo=not json_output)
+    with ExitStack() as stack:
+        trace = None if record is None else stack.enter_context(_open_for_writing(record))
+        with status(f"loading {model}"):
+            engine = stack.enter_context(load(model, config))
+        recorder = _recorder(engine, model) if trace else None
+        reply = _stream(engine, _prompt_for(engine, text, chat), params, echo=not json_output)
+        if trace and recorder:
+            recorder.write(trace)
     if json_output:
         # ASCII, so that no character of the text can pass for the end of the line.
         print(json.dumps(_as_json(reply), allow_nan=False), flush=True)
     print_faint(closing_line(reply), sys.stderr)
+
+
+def _open_for_writing(path: Path) -> TextIO:
+    """Open a file before anything runs, so that a wrong path costs nobody a reply."""
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _recorder(engine: Engine, model: str) -> TraceRecorder:
+    """Return a recorder of all steps that an engine will run."""
+    from slipstream.policy.record import TraceRecorder
+
+    drafter = "no drafter" if engine.pairing.make_drafter is None else engine.config.drafter
+    recorder = TraceRecorder(f"{model}, {drafter}, k {engine.config.k}")
+    engine.observers.append(recorder.observe)
+    return recorder
 
 
 def _prompt_for(engine: Engine, text: str, chat: bool | None) -> str | list[dict[str, str]]:

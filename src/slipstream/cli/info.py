@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Facts = dict[str, str | int | float | bool | None]
 
 AUTO = "auto: every round is sized from what rounds and classic steps were measured to take"
-KV_ITEM_BYTES = 2  # every back end keeps keys and values in fp16
 
 
 @with_engine_flags
@@ -104,8 +103,7 @@ def _memory(target: Target) -> Facts:
     """Return the memory plan; KV pages become resident as they are written."""
     from slipstream.kernels.ops import PAGE_SIZE
 
-    arch = target.arch
-    per_token = 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * KV_ITEM_BYTES
+    per_token = target.kv_token_bytes
     kv_tokens = target.kv.num_pages * PAGE_SIZE
     weights_bytes = target.backend.weight_bytes()
     scratch_bytes = _scratch_bytes(target)

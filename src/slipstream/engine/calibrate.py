@@ -7,8 +7,9 @@ taken yet and that are zeroed again.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from slipstream.engine.pages import pages_for
 from slipstream.engine.target import Target
-from slipstream.kernels.ops import Rows
+from slipstream.kernels.ops import Int32, Rows
 from slipstream.policy.choose import MeasuredPolicy
 
 # Seconds that timing may take at load, and passes over the row counts if it takes less.
@@ -50,25 +51,29 @@ class Forwards:
         self.pages = np.arange(pages_for(context_len + max_rows), dtype=np.int32)
         self._clock = clock
 
-    def __call__(self, num_rows: int, *, live: int | None = None) -> float:
-        """Run a forward and return its seconds.
+    def fill(self, chunk: int) -> None:
+        """Write KV for the context, as reading a prompt would, so that it is there to be read."""
+        for start in range(0, self.context_len, chunk):
+            positions = np.arange(start, min(start + chunk, self.context_len), dtype=np.int32)
+            self._run(positions, np.zeros(0, np.int32))
 
-        Args:
-            live: rows that are tokens of the sequence and want logits, all by default; the others
-                are padding.
-        """
-        live = num_rows if live is None else live
+    def __call__(self, num_rows: int) -> float:
+        """Run a forward whose rows all want logits and return its seconds."""
         rows = np.arange(num_rows, dtype=np.int32)
-        step = Rows(
-            token_ids=rows % self.target.arch.vocab_size,
-            positions=np.where(rows < live, self.context_len + rows, -1).astype(np.int32),
-            sequences=np.zeros(num_rows, np.int32),
-            page_table=self.pages[None],
-            logit_rows=rows[:live],
-        )
         began = self._clock()
-        self.target.step(step)
+        self._run(self.context_len + rows, rows)
         return self._clock() - began
+
+    def _run(self, positions: Int32, logit_rows: Int32) -> None:
+        self.target.step(
+            Rows(
+                token_ids=positions % self.target.arch.vocab_size,
+                positions=positions,
+                sequences=np.zeros_like(positions),
+                page_table=self.pages[None],
+                logit_rows=logit_rows,
+            )
+        )
 
 
 @contextmanager
@@ -95,28 +100,38 @@ def time_rows(
     *,
     budget_s: float = BUDGET_S,
     passes: int = PASSES,
+    tick: Callable[[int], None] = lambda done: None,
     clock: Clock = time.perf_counter,
 ) -> dict[int, float]:
-    """Return the median seconds of each row count, narrowest first as far as the budget goes."""
-    started = clock()
+    """Return the median seconds of each row count, narrowest first as far as the budget goes.
+
+    A row count's first run counts only where there was no time for a second one. A wider forward
+    does at least as much, so none is held to take longer than a wider one did.
+
+    Args:
+        tick: told how many forwards were run.
+    """
+    started, done = clock(), 0
     samples: dict[int, list[float]] = {}
-    for lap in range(passes + 1):
+    for _ in range(passes + 1):
         for num_rows in counts:
-            taken = samples.setdefault(num_rows, [])
             if clock() - started > budget_s:
                 break
-            seconds = forwards(num_rows)
-            if lap:
-                taken.append(seconds)
-    return {num_rows: median(taken) for num_rows, taken in samples.items() if taken}
+            samples.setdefault(num_rows, []).append(forwards(num_rows))
+            done += 1
+            tick(done)
+    times_s: dict[int, float] = {}
+    least = math.inf
+    for num_rows in sorted(samples, reverse=True):
+        least = min(least, median(samples[num_rows][1:] or samples[num_rows]))
+        times_s[num_rows] = least
+    return dict(sorted(times_s.items()))
 
 
-def calibrate(policy: MeasuredPolicy, times_s: Iterable[tuple[int, float]], kv_tokens: int) -> int:
-    """Tell a policy what was timed; return how many row counts it was."""
-    count = 0
-    for count, (num_rows, seconds) in enumerate(times_s, 1):
+def calibrate(policy: MeasuredPolicy, times_s: Mapping[int, float], kv_tokens: int) -> None:
+    """Tell a policy what was timed."""
+    for num_rows, seconds in times_s.items():
         policy.cost.calibrate(num_rows, kv_tokens, seconds)
-    return count
 
 
 def best_of(forwards: Forwards, num_rows: int) -> float:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from slipstream.engine.request import Request
 
@@ -24,9 +23,12 @@ def ask(request: Request, k: int, clock: Clock, *, vocab_size: int) -> tuple[lis
     proposed: list[int] = []
     drafter = request.drafter
     if drafter is not None and k > 0:
-        with dropped_on_error(request):
+        try:
             offered = drafter.propose(request.sequence.token_ids, k)
-            proposed = _known(offered, k, vocab_size)
+            if offered:
+                proposed = _known(offered, k, vocab_size)
+        except Exception as error:
+            drop(request, error)
     return proposed, clock() - began
 
 
@@ -35,8 +37,10 @@ def tell(request: Request, drafts: list[int], accepted: int) -> None:
     drafter = request.drafter
     if drafter is None or not drafts:
         return
-    with dropped_on_error(request):
+    try:
         drafter.observe(drafts, accepted)
+    except Exception as error:
+        drop(request, error)
 
 
 def let_go(request: Request) -> None:
@@ -50,15 +54,11 @@ def let_go(request: Request) -> None:
         _log.warning("drafter %s failed to forget a sequence: %r", request.drafter_name, error)
 
 
-@contextmanager
-def dropped_on_error(request: Request) -> Iterator[None]:
-    """Drop the request's drafter if the block raises; an interrupt goes through."""
-    try:
-        yield
-    except Exception as error:
-        _log.warning("drafter %s is dropped for one request: %r", request.drafter_name, error)
-        request.drafter_failure = f"{type(error).__name__}: {error}".rstrip(": ")
-        let_go(request)
+def drop(request: Request, error: Exception) -> None:
+    """Go on without the request's drafter, and remember why."""
+    _log.warning("drafter %s is dropped for one request: %r", request.drafter_name, error)
+    request.drafter_failure = f"{type(error).__name__}: {error}".rstrip(": ")
+    let_go(request)
 
 
 def _known(offered: list[int], k: int, vocab_size: int) -> list[int]:

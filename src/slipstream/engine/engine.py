@@ -79,9 +79,7 @@ class Engine(Front):
         )
         self.pairing = pairing or Pairing.fresh(config, make_drafter)
         self.policy = self.pairing.policy
-        self.observers: list[phases.Observer] = []
-        if self.policy is not None:
-            self.observers.append(self.policy.observe_step)
+        self.observers: list[phases.Observer] = []  # told every step in full, e.g. to record it
         self._kernel = _pick_kernel(target)
         self._pad_to = padding_multiple(config)
         self._clock = clock
@@ -244,7 +242,7 @@ class Engine(Front):
         phases.score(batch)
         phases.commit(batch, self.pages)
         now = self._clock()
-        phases.observe(batch, self.stats, self.observers, began=began, now=now)
+        phases.observe(batch, self.stats, self.policy, self.observers, began=began, now=now)
         self._ended, self._took = now, now - began
         return self._outputs(batch)
 

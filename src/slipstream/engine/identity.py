@@ -6,12 +6,11 @@ import hashlib
 import platform
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from slipstream import __version__
 from slipstream.config import EngineConfig
 from slipstream.drafters import ngram
-from slipstream.engine.target import Target
+from slipstream.kernels.ops import Backend
 from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import ProfileKey
 
@@ -21,13 +20,12 @@ def profile_folder() -> Path:
     return cache_dir() / "profiles"
 
 
-def profile_key(target: Target, fingerprint: str, config: EngineConfig) -> ProfileKey:
-    """Return the key of a target's profile with the drafter that a config asks for.
+def profile_key(backend: Backend, fingerprint: str, config: EngineConfig) -> ProfileKey:
+    """Return the key of a model's profile with the drafter that a config asks for.
 
     Args:
         fingerprint: tells model files apart.
     """
-    backend: Any = target.backend
     threads = getattr(backend, "threads", 1)
     return ProfileKey(
         target=fingerprint,
@@ -36,7 +34,7 @@ def profile_key(target: Target, fingerprint: str, config: EngineConfig) -> Profi
         driver=f"{platform.system()} {platform.machine()}",
         kernels=" ".join(
             [
-                f"{__version__} {target.backend.name} {getattr(backend, 'isa', '')} {_build()}",
+                f"{__version__} {backend.name} {getattr(backend, 'isa', '')} {_build()}",
                 f"{config.verify_kernel} {config.verify_pad} {config.tile_m}",
             ]
         ),

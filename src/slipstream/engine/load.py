@@ -72,7 +72,7 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
     widest = min(budget.rows, budget.logits)
     if config.profile == "on":
         pairing.folder = profile_folder()
-        pairing.key = profile_key(target, fingerprint, config)
+        pairing.key = profile_key(target.backend, fingerprint, config)
     with idle_forwards(target, widest) as forwards:
         if pairing.folder is not None and pairing.key is not None:
             known = load_profile(pairing.folder, pairing.key, policy)
@@ -83,9 +83,9 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
                 policy.forget_costs()
         counts = row_counts(policy, config.max_num_seqs, widest)
         timed = time_rows(forwards, counts)
-    num_timed = calibrate(policy, timed.items(), 0)
+    calibrate(policy, timed, 0)
     where = "kept nowhere" if pairing.path is None else f"to be kept in {pairing.path}"
-    pairing.profile = f"new: {num_timed} row counts timed at load, {where}"
+    pairing.profile = f"new: {len(timed)} row counts timed at load, {where}"
 
 
 def choose_backend(config: EngineConfig) -> Backend:

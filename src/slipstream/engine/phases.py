@@ -41,9 +41,10 @@ def choose(batch: Sequence[Round], policy: MeasuredPolicy | None, budget: RowBud
 
     Widths that requests have asked for are served first; where rows are short the widest are cut.
     """
-    rounds = [part for part in batch if not part.is_prefill]
-    if policy is None or not any([part.ceiling for part in rounds]):
+    if policy is None or not any([part.may_draft for part in batch]):  # noqa: C419 - in every step
         return
+    policy.settle()
+    rounds = [part for part in batch if not part.is_prefill]
     rows = budget.draft_rows(sum([part.num_rows for part in batch]), len(batch))
     fixed = share_out([part.fixed_width for part in rounds], rows)
     chunks = [part for part in batch if part.is_prefill]
@@ -147,34 +148,31 @@ def commit(batch: Sequence[Round], pages: PagePool) -> None:
 def observe(
     batch: Sequence[Round],
     stats: EngineStats,
+    policy: MeasuredPolicy | None,
     observers: Sequence[Observer],
     *,
     began: float,
     now: float,
 ) -> None:
-    """Tell statistics, drafters and observers what the step did.
+    """Tell statistics, drafters, policy and observers what the step did.
 
     Args:
-        observers: the policy, and whoever records.
         began: when the step began, the host's work since the one before included.
     """
-    stats.steps += 1
+    stats.count(batch, now)
+    if not observers and (policy is None or _passes_by(batch, policy, began, now)):
+        for part in batch:
+            if not part.is_prefill:
+                part.request.stats.classic(now)
+        return
     outcomes = []
     for part in batch:
         request = part.request
-        stats.rows += part.num_rows
-        stats.completion_tokens += len(part.emitted)
-        if part.is_prefill:
-            if part.is_last:
-                request.stats.first_token(now)
-                stats.prompt_tokens += request.sequence.prompt_len
-                stats.cached_tokens += request.sequence.num_cached
-            continue
-        outcome = part.outcome(now)
-        outcomes.append(outcome)
-        request.stats.observe(outcome, now)
-        drafting.tell(request, part.drafts, part.accepted)
-    if not outcomes or not observers:
+        if not part.is_prefill:
+            outcomes.append(part.outcome(now))
+            request.stats.observe(outcomes[-1], now)
+            drafting.tell(request, part.drafts, part.accepted)
+    if not outcomes:
         return
     chunks = [part for part in batch if part.is_prefill]
     step = StepOutcome(
@@ -185,8 +183,23 @@ def observe(
         prefill_rows=sum([part.num_rows for part in chunks]),
         prefill_kv=sum([part.context_len for part in chunks]),
     )
+    if policy is not None:
+        policy.observe_step(step)
     for tell in observers:
         tell(step)
+
+
+def _passes_by(batch: Sequence[Round], policy: MeasuredPolicy, began: float, now: float) -> bool:
+    """Tell whether a step drafted nothing and had nothing to score, and the policy lets it pass."""
+    numbers, kv_tokens, draft_s = [], 0, 0.0
+    for part in batch:
+        request = part.request
+        if part.is_prefill or part.proposed or request.scoring.is_live:
+            return False
+        numbers.append(request.number)
+        kv_tokens += part.context_len
+        draft_s += part.draft_s
+    return policy.pass_by(numbers, kv_tokens, draft_s=draft_s, round_s=now - began)
 
 
 def _picked(part: Round) -> tuple[int, list[int]]:

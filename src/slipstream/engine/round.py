@@ -93,6 +93,14 @@ class Round:
         return min(self.request.k_ceiling, drafter.max_k, self.request.remaining - 1)
 
     @property
+    def may_draft(self) -> bool:
+        """Whether there is, or may be, something to verify."""
+        drafter = self.request.drafter
+        if self.is_prefill or drafter is None:
+            return False
+        return bool(self.proposed) if drafter.free else self.ceiling > 0
+
+    @property
     def fixed_width(self) -> int:
         """Drafts that the request has asked for, as far as they fit; 0 if the policy decides."""
         request = self.request

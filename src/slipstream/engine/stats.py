@@ -7,10 +7,15 @@ does in between is in some round, and the rounds of a reply add up to its decode
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream.policy.base import Policy, RoundOutcome
 from slipstream.types import KSetting, SpeculationReport, Timing
+
+if TYPE_CHECKING:
+    from slipstream.engine.round import Round
 
 
 @dataclass(kw_only=True)
@@ -51,13 +56,18 @@ class ReplyStats:
         """Note that prefill gave the first token."""
         self.first_token_s = self.boundary_s = now
 
+    def classic(self, now: float) -> None:
+        """Count a classic round that ends now."""
+        self.classic_rounds += 1
+        self.classic_s += now - self.boundary_s
+        self.boundary_s = now
+
     def observe(self, outcome: RoundOutcome, now: float) -> None:
         """Count one round that ends now."""
-        self.boundary_s = now
         if outcome.k == 0:
-            self.classic_rounds += 1
-            self.classic_s += outcome.round_s
+            self.classic(now)
             return
+        self.boundary_s = now
         self.k_histogram[outcome.k] += 1
         self.drafted += outcome.k
         self.accepted += min(outcome.accepted, outcome.emitted)
@@ -129,6 +139,18 @@ class EngineStats:
     finished: int = 0
     cancelled: int = 0
     dropped: int = 0
+
+    def count(self, batch: Sequence[Round], now: float) -> None:
+        """Count a step that ends now."""
+        self.steps += 1
+        for part in batch:
+            self.rows += part.num_rows
+            self.completion_tokens += len(part.emitted)
+            if part.is_prefill and part.is_last:
+                sequence = part.request.sequence
+                part.request.stats.first_token(now)
+                self.prompt_tokens += sequence.prompt_len
+                self.cached_tokens += sequence.num_cached
 
 
 def _mean(total: float, count: int) -> float | None:

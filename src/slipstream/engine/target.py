@@ -14,6 +14,7 @@ from slipstream.kernels.ops import Backend, KVCache, Step
 from slipstream.models.arch import Arch
 from slipstream.models.decoder import DecoderWeights, forward
 
+KV_ITEM_BYTES = 2  # every back end keeps keys and values in fp16
 # Tokens of a conversation that most requests stay within.
 ORDINARY_LEN = 4096
 
@@ -31,6 +32,12 @@ class Target:
     kv: KVCache
     step: Step
     max_model_len: int
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of the KV of one token, all layers together."""
+        arch = self.arch
+        return 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * KV_ITEM_BYTES
 
 
 def build_target(

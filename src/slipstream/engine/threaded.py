@@ -111,6 +111,7 @@ class ThreadedEngine(Front):
             with self._lock:
                 self._is_closed = True
             self.engine.drop_all("the engine was closed")
+            self.engine.close()
 
     def _obey(self) -> bool:
         """Run what was posted, waiting for it if the engine is idle; False ends the thread."""

@@ -21,6 +21,7 @@ from slipstream.policy.estimate import speedup
 from slipstream.policy.explore import Explorer
 from slipstream.policy.ledger import Ledger
 from slipstream.policy.plan import Plan, plan_step, refuse
+from slipstream.policy.quiet import Quiet
 from slipstream.policy.request_policy import RequestPolicy
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
@@ -71,6 +72,9 @@ class MeasuredPolicy:
         self.ledger = Ledger()
         self.requests: dict[int, RequestState] = {}
         self.rounds = 0
+        # Whether a free drafter should be asked: not while its own time eats the budget.
+        self.may_peek = True
+        self._quiet = Quiet()
         self._explorer = Explorer(self.cost, self.ledger)
 
     def choose(self, view: RoundView) -> Decision:
@@ -129,6 +133,7 @@ class MeasuredPolicy:
         """Take in a step: charge the ledger raw time, then learn from it."""
         if not outcome.rounds:
             return
+        self.settle()
         self.rounds += 1
         for part in outcome.rounds:
             if part.request not in self.requests:
@@ -137,6 +142,41 @@ class MeasuredPolicy:
         self.cost.observe(outcome, self.rounds)
         for part in outcome.rounds:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
+        classic_s = self.cost.classic_s(1, 0)
+        self.may_peek = classic_s is None or self.ledger.share_of(classic_s) <= PEEK_SHARE
+        self._quiet.start(outcome, self._value_of(outcome))
+
+    def pass_by(
+        self, requests: Sequence[int], kv_tokens: int, *, draft_s: float, round_s: float
+    ) -> bool:
+        """Take in a classic step that has nothing to teach, in next to no time.
+
+        Such a step drafted nothing, and nothing was offered or scored. A few in a row are accounted
+        for together by the next `settle`.
+
+        Args:
+            requests: those that took part, in the order of the step before.
+            kv_tokens: KV positions that they read.
+
+        Returns:
+            False if it has something to teach after all: then `observe_step` wants it.
+        """
+        return self._quiet.add(requests, kv_tokens, draft_s, round_s)
+
+    def settle(self) -> None:
+        """Account for the steps that passed by. An engine does so before it asks for a choice."""
+        quiet = self._quiet
+        if not quiet.count:
+            return
+        self.rounds += quiet.count
+        self.ledger.leak(
+            value_s=min(quiet.count * quiet.value_s, quiet.classic_s), lost_s=quiet.draft_s
+        )
+        if len(quiet.requests) > 1:
+            for number in quiet.requests:
+                if number in self.requests:
+                    self.requests[number].neighbour.leak(value_s=quiet.count * quiet.value_s)
+        quiet.clear()
 
     def forget(self, request: int) -> None:
         """Let go of a request that ended; what it taught about the pairing stays."""
@@ -173,12 +213,6 @@ class MeasuredPolicy:
             pad_to=self.cost.pad_to,
         )
         self._explorer = Explorer(self.cost, self.ledger)
-
-    @property
-    def may_peek(self) -> bool:
-        """Whether a free drafter should be asked: not while its own time eats the budget."""
-        classic_s = self.cost.classic_s(1, 0)
-        return classic_s is None or self.ledger.share_of(classic_s) <= PEEK_SHARE
 
     def report(self, number: int) -> tuple[Verdict, str, float | None]:
         """Return a request's verdict, its reason and the predicted speedup of its best width."""
@@ -254,6 +288,13 @@ class MeasuredPolicy:
             for state, limit in zip(states, limits, strict=True)
         ]
 
+    def _value_of(self, outcome: StepOutcome) -> float | None:
+        """Return what a classic step like this one is worth; None until that is known well."""
+        if outcome.prefill_rows:
+            return None
+        batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
+        return self.cost.value_s(batch, kv) if self._classic_known(batch, kv) else None
+
     def _charge(self, outcome: StepOutcome) -> None:
         """Account for a step by what classic steps would have taken for its tokens."""
         batch = len(outcome.rounds)
@@ -268,7 +309,7 @@ class MeasuredPolicy:
             base_s += self.cost.drafting_s(outcome.fixed_widths)
         shared_s = base_s - classic_s  # what the rows that ride along are worth to everybody
         chosen = [part for part in outcome.rounds if not part.fixed]
-        drafted = any([part.k for part in chosen])
+        drafted = any(part.k for part in chosen)
         value_s = base_s + token_s * (sum([part.emitted for part in chosen]) - len(chosen))
         if drafted:
             self.ledger.charge(round_s=outcome.round_s, value_s=value_s)

@@ -81,7 +81,7 @@ class Level:
 
     @classmethod
     def restored(cls, state: Sequence[float], seen_at: int = 0) -> Level:
-        """Return the level that `state` described; it weighs little, the machine may have changed."""
+        """Return the level that `state` described, as if it were of a few samples."""
         seconds, kv_tokens, deviation_s, weight = state
         level = cls(seconds, kv_tokens, seen_at)
         level.deviation_s, level.weight = deviation_s, min(max(weight, 1.0), RESTORED)

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.errors import ConfigError
 from slipstream.policy.choose import MeasuredPolicy
 
 VERSION = 1
@@ -98,6 +99,28 @@ def load_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> bool:
     return False
 
 
+def read_profile(path: Path) -> dict[str, Any]:
+    """Return a profile file's content, to be shown.
+
+    Raises:
+        ConfigError: there is none, or it is damaged or of another version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        problem = _problem(content, None)
+        if problem is None:
+            MeasuredPolicy().restore(content["state"])
+            return dict(content)
+    except OSError as error:
+        raise ConfigError(
+            f"there is no profile to read: {path}: {error.strerror}",
+            hint="slipstream profile MODEL measures one",
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
+        problem = "it is damaged"
+    raise ConfigError(f"cannot read the profile {path}: {problem}")
+
+
 def passes_sentinel(policy: MeasuredPolicy, measure: Callable[[int], float]) -> bool:
     """Tell whether a restored policy still tells the truth about this machine.
 
@@ -121,13 +144,13 @@ def passes_sentinel(policy: MeasuredPolicy, measure: Callable[[int], float]) -> 
     return policy.cost.verify.widest > 0
 
 
-def _problem(content: Any, key: ProfileKey) -> str | None:
-    """Return what is wrong with a file's content, None if nothing is."""
+def _problem(content: Any, key: ProfileKey | None) -> str | None:
+    """Return what is wrong with a file's content, None if nothing is; any key will do for None."""
     if not isinstance(content, dict) or not isinstance(content.get("state"), dict):
         return "it is damaged"
     if content.get("version") != VERSION:
         return f"its version is {content.get('version')!r}, not {VERSION}"
-    if content.get("key") != asdict(key):
+    if key is not None and content.get("key") != asdict(key):
         return "it belongs to another pairing or device"
     return None if _is_finite(content["state"]) else "it holds impossible numbers"
 

@@ -21,6 +21,11 @@ class Scoring:
     def __init__(self) -> None:
         self._live: list[tuple[Sequence[int], int]] = []  # tokens, how many were right so far
 
+    @property
+    def is_live(self) -> bool:
+        """Whether some proposal is followed."""
+        return bool(self._live)
+
     def propose(self, token_ids: Sequence[int]) -> None:
         """Follow a proposal whose first token stands for the next one to be emitted."""
         if token_ids:

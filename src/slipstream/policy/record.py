@@ -1,0 +1,64 @@
+"""Records what rounds took, in the form that `slipstream simulate` replays."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TextIO
+
+from slipstream.policy.base import StepOutcome
+from slipstream.policy.replay import SCHEMA
+
+
+class TraceRecorder:
+    """Takes in steps and writes them as one trace.
+
+    A trace has rounds of one sequence: steps that several shared, or that read a prompt as well,
+    cost what no single round does. They are counted and left out.
+
+    Args:
+        name: what the trace will be called.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rounds: list[dict[str, Any]] = []
+        self.num_shared_steps = 0
+
+    def observe(self, step: StepOutcome) -> None:
+        """Take in a step."""
+        if len(step.rounds) != 1 or step.prefill_rows:
+            self.num_shared_steps += 1
+            return
+        (part,) = step.rounds
+        self.rounds.append(
+            {
+                "k": part.k,
+                "accepted": part.accepted,
+                "emitted": part.emitted,
+                "round_ms": _ms(step.round_s),
+                "draft_ms": _ms(step.draft_s),
+                "verify_ms": _ms(step.verify_s),
+                "context_len": part.context_len,
+            }
+        )
+
+    def trace(self) -> dict[str, Any]:
+        """Return the trace as JSON values."""
+        return {
+            "name": self.name,
+            "rounds": self.rounds,
+            "num_shared_steps": self.num_shared_steps,
+        }
+
+    def write(self, file: TextIO) -> None:
+        """Write a file with this one trace.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        content = {"schema": SCHEMA, "traces": [self.trace()]}
+        file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 4)
