@@ -60,6 +60,12 @@ class FakeEngine:
         self.config = EngineConfig()
         self.closed = False
 
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def stream(self, prompt: Any, params: SamplingParams) -> Iterator[Chunk]:
         self.prompt, self.params = prompt, params
         try:
