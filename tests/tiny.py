@@ -213,3 +213,7 @@ def make_rows(
         page_table=np.array(page_table, np.int32),
         logit_rows=np.array(live if logit_rows is None else logit_rows, np.int32),
     )
+
+
+# Variables that tests of the command line leave as they are.
+KEPT_VARIABLES = ("SLIPSTREAM_CACHE_DIR", "SLIPSTREAM_PROFILE")

@@ -14,6 +14,7 @@ from slipstream.cli import main
 from slipstream.errors import LoadError
 from slipstream.models.loading import resolve_model
 from slipstream.types import KSetting
+from tests.tiny import KEPT_VARIABLES
 
 pytestmark = pytest.mark.real_model
 
@@ -38,7 +39,7 @@ def model() -> Path:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("SLIPSTREAM_") and name != "SLIPSTREAM_CACHE_DIR":
+        if name.startswith("SLIPSTREAM_") and name not in KEPT_VARIABLES:
             monkeypatch.delenv(name)
 
 

@@ -11,6 +11,7 @@ from slipstream.cli import main
 from slipstream.errors import LoadError
 from slipstream.kernels.ops import PAGE_SIZE
 from slipstream.models.loading import resolve_model
+from tests.tiny import KEPT_VARIABLES
 
 MACHINE_KEYS = ["version", "device", "device_reason", "isa", "threads", "usable_cores"]
 MODEL_KEYS = [
@@ -24,7 +25,7 @@ MODEL_KEYS = [
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("SLIPSTREAM_") and name != "SLIPSTREAM_CACHE_DIR":
+        if name.startswith("SLIPSTREAM_") and name not in KEPT_VARIABLES:
             monkeypatch.delenv(name)
 
 

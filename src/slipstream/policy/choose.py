@@ -12,6 +12,7 @@ One policy serves one pairing of target and drafter; requests are told apart by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slipstream.policy.acceptance import Acceptance
@@ -226,6 +227,7 @@ class MeasuredPolicy:
             remaining=limit + 1, context_len=state.context_len, proposed=limit, ceiling=limit
         )
         step = StepView(rounds=(view,))
+        state = replace(state, k=0)  # what it would take to begin, whatever the last round was
         plan = plan_step(self.cost, step, [state], [limit], state.context_len)
         if plan is None or not plan.top.num_rows:
             return "unmeasured", "unmeasured: no verify was timed yet", None

@@ -30,11 +30,16 @@ class Ledger:
         rho: share of emitted value that leaks away with every round.
         capacity_steps: A, in classic steps.
         debt_s: seconds lost and not yet leaked; kept with the pairing's profile.
+        net_s: seconds lost beyond classic decoding since it was made, gains taken off: what a
+            report shows, and nothing is decided by.
+        value_s: classic value of everything that was emitted in that time.
     """
 
     rho: float = RHO
     capacity_steps: float = CAPACITY_STEPS
     debt_s: float = 0.0
+    net_s: float = 0.0
+    value_s: float = 0.0
 
     def may_start(self, *, worst_s: float, anchors_s: float, classic_s: float) -> bool:
         """Tell whether a round that drafts may start.
@@ -53,7 +58,7 @@ class Ledger:
             round_s: raw seconds that it took, hiccups included.
             value_s: classic value of all that it emitted.
         """
-        self.debt_s = max(0.0, self.debt_s + round_s - value_s - self.rho * value_s)
+        self._add(round_s - value_s, value_s)
 
     def leak(self, *, value_s: float, lost_s: float = 0.0) -> None:
         """Account for a classic step.
@@ -62,7 +67,12 @@ class Ledger:
             value_s: classic value of what it emitted.
             lost_s: what it spent on drafting all the same, for proposals that are only scored.
         """
+        self._add(lost_s, value_s)
+
+    def _add(self, lost_s: float, value_s: float) -> None:
         self.debt_s = max(0.0, self.debt_s + lost_s - self.rho * value_s)
+        self.net_s += lost_s
+        self.value_s += value_s
 
     def share_of(self, classic_s: float) -> float:
         """Return the debt as a share of the capacity; above 1 after an overshoot."""

@@ -1,0 +1,138 @@
+"""Timing forwards outside serving: what is timed, in which order, and what is left behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from slipstream.config import EngineConfig
+from slipstream.drafters.ngram import NGramDrafter
+from slipstream.engine.calibrate import (
+    Forwards,
+    best_of,
+    calibrate,
+    idle_forwards,
+    row_counts,
+    time_rows,
+)
+from slipstream.engine.pairing import Pairing
+from slipstream.policy.choose import MeasuredPolicy
+from tests.fake_model import FakeKV, fake_engine, forwards
+
+
+class Ticking:
+    """Forwards that take what is scripted, on a clock of their own."""
+
+    def __init__(self, cost: Callable[[int, int], float]) -> None:
+        self.now = 0.0
+        self.cost = cost
+        self.ran: list[int] = []
+
+    def __call__(self, num_rows: int) -> float:
+        taken = self.cost(num_rows, len(self.ran))
+        self.ran.append(num_rows)
+        self.now += taken
+        return taken
+
+    def clock(self) -> float:
+        return self.now
+
+
+def timed(
+    cost: Callable[[int, int], float], counts: list[int], **limits: float
+) -> dict[int, float]:
+    machine = Ticking(cost)
+    return time_rows(machine, counts, clock=machine.clock, **limits)  # type: ignore[arg-type]
+
+
+def test_the_first_run_of_a_row_count_does_not_count() -> None:
+    times_s = timed(lambda rows, run: 5.0 if run < 3 else 0.001 * rows, [1, 2, 3], budget_s=60)
+    assert times_s == pytest.approx({1: 0.001, 2: 0.002, 3: 0.003})
+
+
+def test_passes_go_round_and_one_hiccup_does_not_count() -> None:
+    machine = Ticking(lambda rows, run: 0.9 if run == 4 else 0.001 * rows)
+    times_s = time_rows(machine, [1, 2], budget_s=60, clock=machine.clock)  # type: ignore[arg-type]
+    assert machine.ran == [1, 2] * 4
+    assert times_s == pytest.approx({1: 0.001, 2: 0.002})
+
+
+def test_the_budget_is_kept_to_and_narrow_forwards_come_first() -> None:
+    machine = Ticking(lambda rows, run: 0.1)
+    times_s = time_rows(machine, list(range(1, 17)), budget_s=0.55, clock=machine.clock)  # type: ignore[arg-type]
+    assert machine.ran == [1, 2, 3, 4, 5, 6]
+    assert set(times_s) == {1, 2, 3, 4, 5, 6}
+
+
+def test_a_narrow_forward_is_not_held_to_take_longer_than_a_wide_one() -> None:
+    costs = {1: 0.9, 2: 0.002, 3: 0.005, 4: 0.004}
+    times_s = timed(lambda rows, run: costs[rows], [1, 2, 3, 4], budget_s=60)
+    assert times_s == pytest.approx({1: 0.002, 2: 0.002, 3: 0.004, 4: 0.004})
+
+
+def test_progress_is_told_of_every_forward() -> None:
+    machine, told = Ticking(lambda rows, run: 0.001), []
+    time_rows(machine, [1, 2], passes=2, tick=told.append, clock=machine.clock)  # type: ignore[arg-type]
+    assert told == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("pad", "kernel", "tile"), [("auto", "auto", 16), ("8", "auto", 16)])
+def test_every_width_of_one_sequence_is_timed_as_it_will_run(
+    pad: str, kernel: str, tile: int
+) -> None:
+    config = EngineConfig(verify_pad=pad, verify_kernel=kernel, tile_m=tile)
+    policy = Pairing.fresh(config, NGramDrafter).policy
+    assert policy is not None
+    counts = row_counts(policy, 1, 1000)
+    assert counts == ([1, 8, 16] if pad == "8" else list(range(1, 17)))
+    wide = row_counts(policy, 8, 100)
+    assert wide[: len(counts)] == counts
+    assert max(wide) <= 100
+    assert max(wide) >= 64
+
+
+def test_a_context_is_filled_and_pages_are_zero_afterwards() -> None:
+    engine = fake_engine()
+    kv = engine.target.kv
+    assert isinstance(kv, FakeKV)
+    kv.tokens[:] = 0
+    ticks = itertools.count()
+    with idle_forwards(engine.target, 4, 40) as lent:
+        lent.fill(16)
+        assert kv.tokens.reshape(-1)[1:40].all()
+        lent(4)
+        assert isinstance(lent, Forwards)
+    assert [len(rows.token_ids) for rows in forwards(engine)] == [16, 16, 8, 4]
+    last = forwards(engine)[-1]
+    assert last.positions.tolist() == [40, 41, 42, 43]
+    assert last.logit_rows.tolist() == [0, 1, 2, 3]
+    assert not kv.tokens.any()
+    assert next(ticks) == 0
+
+
+def test_pages_are_zero_even_if_a_forward_fails() -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    engine = fake_engine(after_forward=fail)
+    kv = engine.target.kv
+    assert isinstance(kv, FakeKV)
+    kv.tokens[:] = 0
+    with pytest.raises(RuntimeError), idle_forwards(engine.target, 4) as lent:
+        lent(3)
+    assert not kv.tokens.any()
+
+
+def test_what_was_timed_is_what_the_policy_starts_from() -> None:
+    policy = MeasuredPolicy()
+    calibrate(policy, {1: 0.010, 5: 0.013}, 0)
+    assert policy.cost.verify.time_s(5, 100) == pytest.approx(0.013)
+    assert policy.cost.verify.time_s(4, 100) is None
+    assert policy.cost.classic.time_s(1, 0) is None  # that is measured in serving alone
+
+
+def test_the_best_of_a_few_runs_checks_a_profile() -> None:
+    machine = Ticking(lambda rows, run: [0.9, 0.3, 0.1, 0.2][run])
+    assert best_of(machine, 1) == 0.1  # type: ignore[arg-type]
