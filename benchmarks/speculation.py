@@ -134,8 +134,8 @@ def main() -> int:
         print(
             f"{category:<16} {row['prompts']:>3} prompts {row['tokens']:>5} tokens  "
             f"{row['speedup']:.3f}x [{row['interval'][0]:.3f}, {row['interval'][1]:.3f}]  "
-            f"loss {100 * row['loss']:+.2f} %  {row['rounds']:>4} + {row['classic_rounds']:>4} rounds, "
-            f"acceptance length {length}, {row['mismatches']} mismatches",
+            f"loss {100 * row['loss']:+.2f} %  {row['rounds']:>4} + {row['classic_rounds']:>4} "
+            f"rounds, acceptance length {length}, {row['mismatches']} mismatches",
             flush=True,
         )
     line = json.dumps({"provenance": provenance(path), "categories": results})
