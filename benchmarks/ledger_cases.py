@@ -1,6 +1,6 @@
 """Plays adversaries against the loss budget and checks its bound over every window.
 
-    python benchmarks/ledger_cases.py [--cases 10000] [--seed 0]
+    python benchmarks/ledger_cases.py [--cases 10000] [--seed 0] [--jobs 1]
 
 An adversary sees k before it picks how much is accepted and what the round takes. It also moves the
 classic step's cost (heat, context), changes the batch, and throws in hiccups. After a case the
@@ -14,6 +14,8 @@ import json
 import random
 import sys
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pool
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
@@ -22,7 +24,7 @@ from slipstream.policy.base import RoundOutcome, RoundView, StepOutcome, StepVie
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.ledger import CAPACITY_STEPS, RHO
 
-STYLES = ("greedy", "trap", "random", "hiccup", "drift", "batch", "walk")
+STYLES = ("greedy", "trap", "random", "hiccup", "drift", "batch", "walk", "idle", "mixed")
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,14 @@ class Played:
 
 
 def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
-    """Return the steps of one case."""
-    policy = MeasuredPolicy(edges=range(1, 129))
+    """Return the steps of one case.
+
+    A drafted token takes a hundredth of a step to draft. In style "idle" the drafter is free and
+    mostly has nothing to offer, so steps pass by; in "mixed" some requests have a k of their own.
+    """
+    free = style == "idle"
+    policy = MeasuredPolicy(edges=range(1, 129), free=free)
+    peek_s = rng.choice((0.001, 0.01, 0.2)) if free else 0.0  # of a step, for each sequence
     step_s = 10 ** rng.uniform(-3, -1)
     slope = rng.uniform(0.0, 0.9)
     calibrated = rng.random() < 0.5
@@ -46,54 +54,77 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
         for rows in range(1, 17):
             policy.cost.calibrate(rows, 100, step_s * (1.0 + slope * (rows - 1)))
     heat, kv, batch, trust = 1.0, 100, 1, 0
+    fixed: list[int | None] = [None] * 6
     played = []
     for _ in range(num_rounds):
         if style in ("drift", "walk"):
             heat *= rng.uniform(0.98, 1.02) if style == "walk" else 1.0 + 0.5 / num_rounds
             kv = 100 if rng.random() < 0.01 else int(kv * rng.uniform(1.0, 1.03)) + 1
-        if style in ("batch", "walk") and rng.random() < 0.05:
+        if style in ("batch", "walk", "mixed", "idle") and rng.random() < 0.05:
             batch = rng.randint(1, 6)
+        if style == "mixed" and rng.random() < 0.05:
+            fixed = [rng.choice((None, 0, rng.randint(1, 15))) for _ in range(6)]
+        peeks = free and policy.may_peek
+        offered = 15 if peeks and rng.random() < 0.1 else 0
         views = [
-            RoundView(remaining=1000, context_len=kv, proposed=0, ceiling=15, request=index)
+            RoundView(
+                remaining=1000,
+                context_len=kv,
+                proposed=offered,
+                ceiling=15,
+                request=index,
+                fixed_k=fixed[index],
+            )
             for index in range(batch)
         ]
+        policy.settle()
         decisions = policy.choose_step(StepView(rounds=tuple(views)))
         widths = [decision.k for decision in decisions]
+        riding = sum(k for k, own in zip(widths, fixed, strict=False) if own is not None)
+        drafts = any(k for k, own in zip(widths, fixed, strict=False) if own is None)
         classic_s = step_s * heat * (1.0 + 0.1 * (batch - 1)) * (1.0 + kv / 20000)
-        noisy_s = classic_s * rng.uniform(0.98, 1.02)
-        base_s = policy.cost.value_s(batch, kv * batch)
-        value_s = noisy_s if base_s is None else base_s
+        noise = rng.uniform(0.98, 1.02)
+        base_s = classic_s * (1.0 + slope * riding / batch) + 0.01 * step_s * riding
+        believed_s = policy.cost.classic_s(batch, kv * batch) or classic_s * noise
+        worst_s = policy.cost.worst_s(batch + sum(widths), kv * batch, widths, believed_s)
+        value_s = policy.cost.step_value_s(batch, riding, kv * batch, 0)
+        value_s += policy.cost.drafting_s([k for k, own in zip(widths, fixed, strict=False) if own])
         draft_s = 0.01 * step_s * sum(widths)
-        if not any(widths):
-            forward_s, draft_s = noisy_s, 0.02 * step_s * any(d.shadow for d in decisions)
-            accepted = [0] * batch
-        else:
-            rows = batch + sum(widths)
-            forward_s = noisy_s * (1.0 + slope * (rows - batch) / batch)
+        forward_s = noise * classic_s * (1.0 + slope * sum(widths) / batch)
+        accepted = [0] * batch
+        if free:
+            draft_s = peek_s * step_s * batch * peeks
+        elif not drafts:
+            draft_s += 0.02 * step_s * any(d.shadow for d in decisions)
+        if any(widths):
             trust = trust + 1 if style == "trap" else 0
-            wins = rng.random() < 0.6 if style in ("random", "walk", "drift", "batch") else False
+            wins = rng.random() < 0.6 if style not in ("greedy", "trap", "hiccup") else False
             if style == "trap":
                 wins = trust % 40 < 30
             accepted = [rng.randint(0, k) if wins else 0 for k in widths]
-            if style == "greedy":
-                forward_s *= rng.choice((1.0, 1.02, 1.05))
-            if style == "hiccup" and rng.random() < 0.05:
-                forward_s *= rng.choice((2.0, 20.0))
-        believed_s = policy.cost.classic_s(batch, kv * batch) or noisy_s
-        worst_s = policy.cost.worst_s(batch + sum(widths), kv * batch, widths, believed_s)
+        if drafts and style == "greedy":
+            forward_s *= rng.choice((1.0, 1.02, 1.05))
+        if drafts and style == "hiccup" and rng.random() < 0.05:
+            forward_s *= rng.choice((2.0, 20.0))
         round_s = forward_s + draft_s
-        emitted = batch + sum(accepted)
-        truth_s = noisy_s if not any(widths) else classic_s
+        # Without drafts of its own choice, a step is worth what it took, its peeks excepted.
+        gained = sum(hits for hits, own in zip(accepted, fixed, strict=False) if own is None)
+        spent_s = draft_s if free else draft_s - 0.01 * step_s * riding
+        truth_s = base_s if drafts else round_s - spent_s
         played.append(
             Played(
                 taken_s=round_s,
-                classic_s=truth_s * emitted / batch,
+                classic_s=truth_s + classic_s / batch * gained,
                 # Only rounds that draft are charged by an estimate.
-                delta=value_s / truth_s - 1.0 if any(widths) else 0.0,
+                delta=value_s / truth_s - 1.0 if drafts else 0.0,
                 capacity_s=CAPACITY_STEPS * believed_s,
-                overshoot_s=max(0.0, round_s - worst_s) if any(widths) else 0.0,
+                overshoot_s=max(0.0, round_s - worst_s) if drafts else 0.0,
             )
         )
+        numbers = list(range(batch))
+        quiet = free and not offered
+        if quiet and policy.pass_by(numbers, kv * batch, draft_s=draft_s, round_s=round_s):
+            continue
         policy.observe_step(
             StepOutcome(
                 rounds=tuple(
@@ -106,6 +137,7 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                         round_s=0.0,
                         request=index,
                         context_len=kv,
+                        fixed=fixed[index] is not None,
                     )
                     for index, (k, hits) in enumerate(zip(widths, accepted, strict=True))
                 ),
@@ -134,25 +166,35 @@ def slack(played: list[Played]) -> tuple[float, float]:
     return (allowance_s - worst) / capacity_s, lost / capacity_s
 
 
+def judged(case: int, seed: int) -> tuple[str, float, float, float, bool]:
+    """Return a case's style, slack, largest loss, largest delta, and whether anything was lost."""
+    style = STYLES[case % len(STYLES)]
+    rng = random.Random(seed * 1_000_003 + case)
+    played = play(style, rng, rng.choice((50, 100, 200)))
+    margin, lost = slack(played)
+    losing = any(step.overshoot_s or step.taken_s > step.classic_s for step in played)
+    return style, margin, lost, max(step.delta for step in played), losing
+
+
 def main() -> int:
     """Play the cases; return 1 if any window breaks the bound."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     found: dict[str, list[float]] = {style: [] for style in STYLES}
     deltas: dict[str, float] = dict.fromkeys(STYLES, 0.0)
     broken, least, drafted = 0, 1e9, 0
-    for case in range(options.cases):
-        style = STYLES[case % len(STYLES)]
-        rng = random.Random(options.seed * 1_000_003 + case)
-        played = play(style, rng, rng.choice((50, 100, 200)))
-        margin, lost = slack(played)
-        drafted += any(step.overshoot_s or step.taken_s > step.classic_s for step in played)
+    with Pool(options.jobs) as pool:
+        judge = partial(judged, seed=options.seed)
+        results = pool.map(judge, range(options.cases), chunksize=50)
+    for style, margin, lost, delta, losing in results:
+        drafted += losing
         broken += margin < -1e-9
         least = min(least, margin)
         found[style].append(lost)
-        deltas[style] = max(deltas[style], *(step.delta for step in played))
+        deltas[style] = max(deltas[style], delta)
     for style, losses in found.items():
         lost = max(losses, default=0.0)
         print(f"{style:<8} worst window lost {lost:6.3f} A, largest delta {deltas[style]:.3f}")

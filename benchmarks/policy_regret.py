@@ -1,6 +1,6 @@
 """How close the policy comes to the best fixed k, in expectation, on every recorded pairing.
 
-    python benchmarks/policy_regret.py [--seeds 200] [--only NAMES] [--json FILE]
+    python benchmarks/policy_regret.py [--seeds 200] [--only NAMES] [--jobs 1] [--json FILE]
 
 Each seed plays 2,000 rounds on a virtual clock; rounds 201 to 2,000 count. A choice is valued by
 what it yields in expectation, so luck in the acceptances of one run is not in the figure. The
@@ -13,6 +13,8 @@ import argparse
 import json
 import random
 import sys
+from functools import partial
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +44,18 @@ def worlds() -> dict[str, tuple[World, tuple[int, ...]]]:
     return {trace["name"]: world_of(trace) for trace in traces}
 
 
+def seed_of(name: str, seed: int) -> float:
+    """Return `share_of_best` of one seed of a pairing."""
+    world, edges = worlds()[name]
+    return share_of_best(world, edges, seed)
+
+
 def main() -> int:
     """Print a table and one JSON line; return 1 if a mean is below the bar."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--only", help="names of pairings, separated by commas")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -55,7 +64,8 @@ def main() -> int:
     for name, (world, edges) in worlds().items():
         if options.only and name not in options.only.split(","):
             continue
-        shares = [share_of_best(world, edges, seed) for seed in range(options.seeds)]
+        with Pool(options.jobs) as pool:
+            shares = pool.map(partial(seed_of, name), range(options.seeds))
         best_k, rate = world.best(100)
         row = {
             "pairing": name,

@@ -145,7 +145,8 @@ class MeasuredPolicy:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
         classic_s = self.cost.classic_s(1, 0)
         self.may_peek = classic_s is None or self.ledger.share_of(classic_s) <= PEEK_SHARE
-        self._quiet.start(outcome, self._value_of(outcome))
+        room_s = self.ledger.room_s(classic_s or 0.0, PEEK_SHARE)
+        self._quiet.start(outcome, self._value_of(outcome), room_s)
 
     def pass_by(
         self, requests: Sequence[int], kv_tokens: int, *, draft_s: float, round_s: float

@@ -69,6 +69,10 @@ class Ledger:
         """
         self._add(lost_s, value_s)
 
+    def room_s(self, classic_s: float, share: float) -> float:
+        """Return the seconds that may be lost before so much of the capacity is owed."""
+        return share * self.capacity_steps * classic_s - self.debt_s
+
     def _add(self, lost_s: float, value_s: float) -> None:
         self.debt_s = max(0.0, self.debt_s + lost_s - self.rho * value_s)
         self.net_s += lost_s

@@ -22,7 +22,7 @@ class Quiet:
     Attributes:
         requests: those that run.
         value_s: lower bound of a classic step of theirs.
-        count: steps.
+        count: steps that are not accounted for yet.
         classic_s, draft_s: their seconds, without and of drafting.
     """
 
@@ -30,30 +30,42 @@ class Quiet:
         self.requests: list[int] = []
         self.value_s = 0.0
         self._octave_ends = 0
+        self._room_s = 0.0
+        self._left = 0
         self.clear()
 
-    def start(self, outcome: StepOutcome, value_s: float | None) -> None:
-        """Go by a step that was looked at in full; None lets no step like it pass by."""
+    def start(self, outcome: StepOutcome, value_s: float | None, room_s: float) -> None:
+        """Go by a step that was looked at in full.
+
+        Args:
+            value_s: its worth; None lets no step like it pass by.
+            room_s: seconds of drafting that the loss budget has room for.
+        """
         self.requests = [part.request for part in outcome.rounds]
         kv_tokens = sum([part.context_len for part in outcome.rounds])
         self._octave_ends = 0 if value_s is None else 1 << octave_of(kv_tokens)
         self.value_s = value_s or 0.0
+        self._room_s = room_s
+        self._left = MAX_QUIET
 
     def add(self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float) -> bool:
         """Count a step; False if it should be looked at in full."""
         if (
-            self.count >= MAX_QUIET
+            self._left == 0
             or kv_tokens >= self._octave_ends
             or requests != self.requests
+            or draft_s > self._room_s
             or round_s <= 0.0
         ):
             return False
         self.count += 1
+        self._left -= 1
+        self._room_s -= draft_s
         self.draft_s += draft_s
         self.classic_s += round_s - draft_s
         return True
 
     def clear(self) -> None:
-        """Begin anew."""
+        """All that passed by is accounted for."""
         self.count = 0
         self.classic_s = self.draft_s = 0.0
