@@ -61,7 +61,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     print(f"bar: 0.970 of the best fixed k, rounds {FIRST + 1} to {LAST}, mean of seeds\n")
     print(f"{'pairing':<22} {'best k':>6} {'best S':>7} {'mean':>7} {'worst seed':>10}")
-    for name, (world, edges) in worlds().items():
+    for name, (world, _) in worlds().items():
         if options.only and name not in options.only.split(","):
             continue
         with Pool(options.jobs) as pool:
