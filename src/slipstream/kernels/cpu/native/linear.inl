@@ -67,14 +67,34 @@ inline void unpack(const uint8_t* p, S::B (&w)[8]) {
   }
 }
 
+// Add one group's product to the sums of P rows.
+template <Format F, bool BIAS, int ZERO, int P>
+inline void add_group(const S::B (&w)[8], S::F scale, S::F bias, const Act* acts, S::F* sum) {
+  int32_t start[P];
+  const int8_t* x[P];
+  S::I dot[P];
+#pragma GCC unroll 4
+  for (int j = 0; j < P; ++j) {
+    start[j] = ZERO == 8 ? acts[j].minus_8sum : ZERO == 128 ? acts[j].minus_128sum : 0;
+    x[j] = acts[j].q;
+  }
+  S::dots<P, F == Format::q4 ? 15 : 255>(start, w, x, dot);
+#pragma GCC unroll 4
+  for (int j = 0; j < P; ++j) {
+    sum[j] = S::fma(scale, S::mul(S::to_float(dot[j]), S::set1(acts[j].scale)), sum[j]);
+    if (BIAS) sum[j] = S::fma(bias, S::set1(acts[j].scaled_sum), sum[j]);
+  }
+}
+
 // The one inner product of quantized weights: R rows share the weights of one tile. Integer dot
 // products are exact, so only the order of groups matters, and it is the same for every R.
 // `stride` is the number of rows in the activation block, R of which start at `acts`.
 template <Format F, bool BIAS, int ZERO, int R>
-NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, int stride, float* out,
-                  int ldo, const float* residual, int ldr, int live) {
+NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, int stride,
+                           float* out, int ldo, const float* residual, int ldr, int live) {
   constexpr int codes = F == Format::q4 ? 256 : 512;
   constexpr int bytes = codes + (BIAS ? 64 : 32);
+  constexpr int FOURS = R / 4 * 4;
   S::F sum[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) sum[r] = S::zero();
@@ -86,14 +106,11 @@ NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, i
     const S::F scale = S::load_half(reinterpret_cast<const uint16_t*>(w_data + codes));
     S::F bias = S::zero();
     if (BIAS) bias = S::load_half(reinterpret_cast<const uint16_t*>(w_data + codes + 32));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Act& act = acts[r];
-      const int32_t start = ZERO == 8 ? act.minus_8sum : ZERO == 128 ? act.minus_128sum : 0;
-      const S::I dot = S::dot<(R <= 2 ? 2 : 1), F == Format::q4 ? 15 : 255>(start, w, act.q);
-      sum[r] = S::fma(scale, S::mul(S::to_float(dot), S::set1(act.scale)), sum[r]);
-      if (BIAS) sum[r] = S::fma(bias, S::set1(act.scaled_sum), sum[r]);
-    }
+#pragma GCC unroll 4
+    for (int r = 0; r < FOURS; r += 4)
+      add_group<F, BIAS, ZERO, 4>(w, scale, bias, acts + r, sum + r);
+    if constexpr (R > FOURS)
+      add_group<F, BIAS, ZERO, R - FOURS>(w, scale, bias, acts + FOURS, sum + FOURS);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
