@@ -77,13 +77,13 @@ template <int NQ, int C>
 inline void weigh(const uint16_t* v, int d, int p0, int p1, const float* weights,
                   const uint16_t* ahead, S::F (&sum)[NQ][C]) {
   for (int p = p0; p < p1; ++p) {
-    S::prefetch(ahead + p * C * LANES);
+    for (int c = 0; c < C; c += 2) S::prefetch(ahead + (p * C + c) * LANES);
     S::F value[C];
     for (int c = 0; c < C; ++c) value[c] = S::load_half(v + size_t(p) * d + c * LANES);
 #pragma GCC unroll 12
     for (int j = 0; j < NQ; ++j) {
       const S::F weight = S::set1(weights[j * SPLIT + p]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int c = 0; c < C; ++c) sum[j][c] = S::fma(weight, value[c], sum[j][c]);
     }
   }
@@ -141,12 +141,12 @@ NOINLINE void attend_queries(const KVView& kv, const int32_t* pages, int kv_head
     score_page<NQ>(kv.k + page, d, q, kv.v + page, scores + p * LANES);
   }
   for (int j = 0; j < NQ; ++j) soften(queries[j], scores + j * SPLIT);
-  // Few queries take two vectors of columns at once, to keep enough sums in flight.
-  constexpr int C = NQ <= 6 ? 2 : 1;
+  // Few queries take several vectors of columns at once, to keep enough sums in flight.
+  constexpr int C = NQ <= 3 ? 4 : NQ <= 6 ? 2 : 1;
   int column = 0;
   for (; column + C * LANES <= d; column += C * LANES)
     weigh_split<NQ, C>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
-  if (column < d)
+  for (; column < d; column += LANES)
     weigh_split<NQ, 1>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
 }
 
