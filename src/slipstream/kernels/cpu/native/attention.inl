@@ -205,16 +205,28 @@ void attend(const KVView& kv, const RowsView& rows, int row0, int num, int next_
   flush();
 }
 
-void fold(float* running, const float* partial, int d) {
-  const float m0 = running[0], m1 = partial[0], m = m0 > m1 ? m0 : m1;
-  float factors[LANES] = {m0 - m, m1 - m};
-  S::store(factors, exp_lanes(S::load(factors)));
-  running[0] = m;
-  running[1] = running[1] * factors[0] + partial[1] * factors[1];
-  const S::F f0 = S::set1(factors[0]), f1 = S::set1(factors[1]);
-  for (int c = LANES; c < LANES + d; c += LANES)
-    S::store(running + c,
-             S::fma(S::load(partial + c), f1, S::mul(S::load(running + c), f0)));
+void fold(float* running, const float* partial, int count, size_t stride, int d) {
+  // The factors of up to eight heads take one exponential.
+  constexpr int most = LANES / 2;
+  for (; count > 0; count -= most, running += stride * most, partial += stride * most) {
+    const int heads = count < most ? count : most;
+    alignas(64) float factors[LANES] = {};
+    for (int h = 0; h < heads; ++h) {
+      const float m0 = running[h * stride], m1 = partial[h * stride], m = m0 > m1 ? m0 : m1;
+      running[h * stride] = m;
+      factors[2 * h] = m0 - m;
+      factors[2 * h + 1] = m1 - m;
+    }
+    S::store(factors, exp_lanes(S::load(factors)));
+    for (int h = 0; h < heads; ++h) {
+      float* const sum = running + h * stride;
+      const float* const term = partial + h * stride;
+      sum[1] = sum[1] * factors[2 * h] + term[1] * factors[2 * h + 1];
+      const S::F f0 = S::set1(factors[2 * h]), f1 = S::set1(factors[2 * h + 1]);
+      for (int c = LANES; c < LANES + d; c += LANES)
+        S::store(sum + c, S::fma(S::load(term + c), f1, S::mul(S::load(sum + c), f0)));
+    }
+  }
 }
 
 void finish(const float* running, int d, float* out) {

@@ -126,8 +126,9 @@ struct Kernels {
   // asked for meanwhile.
   void (*attend)(const KVView&, const RowsView&, int row0, int num, int next_row, int kv_head,
                  int split, const float* q, int ldq, float* partials);
-  // running = running + partial, rescaled to the larger maximum.
-  void (*fold)(float* running, const float* partial, int head_dim);
+  // running = running + partial, rescaled to the larger maximum; `count` heads, `stride` floats
+  // apart in both.
+  void (*fold)(float* running, const float* partial, int count, size_t stride, int head_dim);
   // out[head_dim] = running, normalised.
   void (*finish)(const float* running, int head_dim, float* out);
   // Index of the first largest of x[n0, n1).

@@ -287,7 +287,7 @@ void Program::run_attention(const Op& op, int member) {
     float* running = partials_.floats() + size_t(h / group) * kv_stride +
                      size_t(r) * row_stride + size_t(h % group) * head_stride;
     const int splits = rows_.positions[r] / SPLIT + 1;
-    for (int s = 1; s < splits; ++s) kernels_->fold(running, running + s * split_stride, d);
+    for (int s = 1; s < splits; ++s) kernels_->fold(running, running + s * split_stride, 1, size, d);
     kernels_->finish(running, d, at(op.out, r) + size_t(h) * size_t(d));
   }
 }
@@ -330,9 +330,11 @@ void Program::attend_tile(const Op& op, int index, int head, int next_row, float
     kernels_->attend(kv, rows_, tile.row0, tile.num, next_row, head, split, at(op.in.buffer, 0),
                      widths_[size_t(op.in.buffer)], split ? partials : running);
     if (!split) continue;
-    for (int i = 0; i < tile.num * group; ++i)
-      if (rows_.positions[tile.row0 + i / group] >= split * SPLIT)
-        kernels_->fold(running + size_t(i) * width, partials + size_t(i) * width, d);
+    for (int r = 0; r < tile.num; ++r) {
+      const size_t at = size_t(r) * size_t(group) * width;
+      if (rows_.positions[tile.row0 + r] >= split * SPLIT)
+        kernels_->fold(running + at, partials + at, group, width, d);
+    }
   }
   for (int i = 0; i < tile.num * group; ++i)
     kernels_->finish(running + size_t(i) * width, d,
