@@ -104,7 +104,8 @@ NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, i
   for (int r = 0; r < R; ++r) sum[r] = S::zero();
   for (int g = 0; g < groups; ++g, w_data += bytes, acts += stride) {
     for (int i = 0; i < bytes; i += 64) S::prefetch(w_data + ahead + i);
-    for (int i = 0; i < fetch_lines; ++i, fetch += 64) S::prefetch(fetch);
+    if constexpr (R > 2)  // fewer rows are as fast as their weights arrive, and nothing is asked for
+      for (int i = 0; i < fetch_lines; ++i, fetch += 64) S::prefetch(fetch);
     S::B w[8];
     unpack<F>(w_data, w);
     const S::F scale = S::load_half(reinterpret_cast<const uint16_t*>(w_data + codes));
