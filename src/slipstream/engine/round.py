@@ -155,14 +155,19 @@ def pack(batch: Sequence[Round], *, pad_to: int = 1) -> Rows:
     positions: list[int] = []
     sequences: list[int] = []
     logit_rows: list[int] = []
+    drafting = False
     for index, part in enumerate(batch):
-        start = part.request.sequence.kv_len
+        first, start = len(token_ids), part.request.sequence.kv_len
         token_ids += part.input_ids
-        token_ids += part.drafts
-        positions += range(start, start + part.num_rows)
-        sequences += [index] * part.num_rows
-        logit_rows += range(len(token_ids) - part.num_logits, len(token_ids))
-    if any(part.drafts for part in batch):
+        if part.drafts:
+            drafting = True
+            token_ids += part.drafts
+        end = len(token_ids)
+        positions += range(start, start + end - first)
+        sequences += [index] * (end - first)
+        if part.is_last:
+            logit_rows += range(end - 1 - len(part.drafts), end)
+    if drafting:
         num_padding = -len(token_ids) % pad_to
         token_ids += [0] * num_padding
         positions += [PADDING_POSITION] * num_padding
@@ -192,6 +197,6 @@ def _page_table(batch: Sequence[Round]) -> np.ndarray[tuple[int, ...], np.dtype[
     if len(tables) == 1:
         return tables[0][None]
     out = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for row, pages in zip(out, tables, strict=True):
-        row[: len(pages)] = pages
+    for index, pages in enumerate(tables):
+        out[index, : len(pages)] = pages
     return out

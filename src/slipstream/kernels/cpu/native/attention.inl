@@ -77,13 +77,13 @@ template <int NQ, int C>
 inline void weigh(const uint16_t* v, int d, int p0, int p1, const float* weights,
                   const uint16_t* ahead, S::F (&sum)[NQ][C]) {
   for (int p = p0; p < p1; ++p) {
-    S::prefetch(ahead + p * C * LANES);
+    for (int c = 0; c < C; c += 2) S::prefetch(ahead + (p * C + c) * LANES);
     S::F value[C];
     for (int c = 0; c < C; ++c) value[c] = S::load_half(v + size_t(p) * d + c * LANES);
 #pragma GCC unroll 12
     for (int j = 0; j < NQ; ++j) {
       const S::F weight = S::set1(weights[j * SPLIT + p]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int c = 0; c < C; ++c) sum[j][c] = S::fma(weight, value[c], sum[j][c]);
     }
   }
@@ -141,12 +141,12 @@ NOINLINE void attend_queries(const KVView& kv, const int32_t* pages, int kv_head
     score_page<NQ>(kv.k + page, d, q, kv.v + page, scores + p * LANES);
   }
   for (int j = 0; j < NQ; ++j) soften(queries[j], scores + j * SPLIT);
-  // Few queries take two vectors of columns at once, to keep enough sums in flight.
-  constexpr int C = NQ <= 6 ? 2 : 1;
+  // Few queries take several vectors of columns at once, to keep enough sums in flight.
+  constexpr int C = NQ <= 3 ? 4 : NQ <= 6 ? 2 : 1;
   int column = 0;
   for (; column + C * LANES <= d; column += C * LANES)
     weigh_split<NQ, C>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
-  if (column < d)
+  for (; column < d; column += LANES)
     weigh_split<NQ, 1>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
 }
 
@@ -205,16 +205,28 @@ void attend(const KVView& kv, const RowsView& rows, int row0, int num, int next_
   flush();
 }
 
-void fold(float* running, const float* partial, int d) {
-  const float m0 = running[0], m1 = partial[0], m = m0 > m1 ? m0 : m1;
-  float factors[LANES] = {m0 - m, m1 - m};
-  S::store(factors, exp_lanes(S::load(factors)));
-  running[0] = m;
-  running[1] = running[1] * factors[0] + partial[1] * factors[1];
-  const S::F f0 = S::set1(factors[0]), f1 = S::set1(factors[1]);
-  for (int c = LANES; c < LANES + d; c += LANES)
-    S::store(running + c,
-             S::fma(S::load(partial + c), f1, S::mul(S::load(running + c), f0)));
+void fold(float* running, const float* partial, int count, size_t stride, int d) {
+  // The factors of up to eight heads take one exponential.
+  constexpr int most = LANES / 2;
+  for (; count > 0; count -= most, running += stride * most, partial += stride * most) {
+    const int heads = count < most ? count : most;
+    alignas(64) float factors[LANES] = {};
+    for (int h = 0; h < heads; ++h) {
+      const float m0 = running[h * stride], m1 = partial[h * stride], m = m0 > m1 ? m0 : m1;
+      running[h * stride] = m;
+      factors[2 * h] = m0 - m;
+      factors[2 * h + 1] = m1 - m;
+    }
+    S::store(factors, exp_lanes(S::load(factors)));
+    for (int h = 0; h < heads; ++h) {
+      float* const sum = running + h * stride;
+      const float* const term = partial + h * stride;
+      sum[1] = sum[1] * factors[2 * h] + term[1] * factors[2 * h + 1];
+      const S::F f0 = S::set1(factors[2 * h]), f1 = S::set1(factors[2 * h + 1]);
+      for (int c = LANES; c < LANES + d; c += LANES)
+        S::store(sum + c, S::fma(S::load(term + c), f1, S::mul(S::load(sum + c), f0)));
+    }
+  }
 }
 
 void finish(const float* running, int d, float* out) {

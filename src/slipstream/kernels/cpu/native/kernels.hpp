@@ -76,15 +76,38 @@ struct RowsView {
   int table_stride;
 };
 
+// KV that a product asks memory for on the side, for the attention after it: a product of several
+// rows computes longer than its weights take to arrive, while an attention waits for its pages.
+struct Fetch {
+  const int32_t* pages = nullptr;
+  int num_pages = 0;
+  const uint8_t* layer = nullptr;       // the layer's part of page 0
+  size_t page_stride = 0, part = 0;     // bytes from page to page, bytes of the layer's part
+  int lines = 0;                        // of 64 bytes to ask for with every group of columns
+  int page = 0;                         // how far it has come
+  size_t done = 0;
+
+  // Where the next `groups` groups find their lines; null when all is asked for.
+  const uint8_t* take(int groups) {
+    if (page == num_pages || !lines) return nullptr;
+    const size_t bytes = size_t(groups) * size_t(lines) * 64, last = bytes < part ? part - bytes : 0;
+    const uint8_t* const at =
+        layer + size_t(pages[page]) * page_stride + (done < last ? done : last);
+    done += bytes;
+    if (done >= part) ++page, done = 0;
+    return at;
+  }
+};
+
 struct Kernels {
   // Round one row's int8 groups [group0, group1); x is the row's column 0. Rows lie in blocks of
   // `share`: acts[block * share * groups + group * rows_in_block + row % share].
   void (*quantize)(const float* x, int row, int rows, int share, int groups, int group0, int group1,
                    Act* acts);
   // out[r][n] = sum_k w[n][k] x[r][k] (+ residual[r][n]) for tiles [tile0, tile1); `share` rows
-  // use one read of a weight.
+  // use one read of a weight. The fetch goes on from call to call.
   void (*matmul_quantized)(const Matrix&, const Act* acts, int rows, int share, int tile0, int tile1,
-                           float* out, int ldo, const float* residual, int ldr);
+                           float* out, int ldo, const float* residual, int ldr, Fetch& fetch);
   void (*matmul_dense)(const Matrix&, const float* x, int ldx, int rows, int share, int tile0,
                        int tile1, float* out, int ldo, const float* residual, int ldr);
   // out[k] = row `id` of the matrix.
@@ -103,8 +126,9 @@ struct Kernels {
   // asked for meanwhile.
   void (*attend)(const KVView&, const RowsView&, int row0, int num, int next_row, int kv_head,
                  int split, const float* q, int ldq, float* partials);
-  // running = running + partial, rescaled to the larger maximum.
-  void (*fold)(float* running, const float* partial, int head_dim);
+  // running = running + partial, rescaled to the larger maximum; `count` heads, `stride` floats
+  // apart in both.
+  void (*fold)(float* running, const float* partial, int count, size_t stride, int head_dim);
   // out[head_dim] = running, normalised.
   void (*finish)(const float* running, int head_dim, float* out);
   // Index of the first largest of x[n0, n1).

@@ -67,33 +67,55 @@ inline void unpack(const uint8_t* p, S::B (&w)[8]) {
   }
 }
 
+// Add one group's product to the sums of P rows.
+template <Format F, bool BIAS, int ZERO, int P>
+inline void add_group(const S::B (&w)[8], S::F scale, S::F bias, const Act* acts, S::F* sum) {
+  int32_t start[P];
+  const int8_t* x[P];
+  S::I dot[P];
+#pragma GCC unroll 4
+  for (int j = 0; j < P; ++j) {
+    start[j] = ZERO == 8 ? acts[j].minus_8sum : ZERO == 128 ? acts[j].minus_128sum : 0;
+    x[j] = acts[j].q;
+  }
+  S::dots<P, F == Format::q4 ? 15 : 255>(start, w, x, dot);
+#pragma GCC unroll 4
+  for (int j = 0; j < P; ++j) {
+    sum[j] = S::fma(scale, S::mul(S::to_float(dot[j]), S::set1(acts[j].scale)), sum[j]);
+    if (BIAS) sum[j] = S::fma(bias, S::set1(acts[j].scaled_sum), sum[j]);
+  }
+}
+
 // The one inner product of quantized weights: R rows share the weights of one tile. Integer dot
 // products are exact, so only the order of groups matters, and it is the same for every R.
 // `stride` is the number of rows in the activation block, R of which start at `acts`.
 template <Format F, bool BIAS, int ZERO, int R>
-NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, int stride, float* out,
-                  int ldo, const float* residual, int ldr, int live) {
+NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, int stride,
+                           float* out, int ldo, const float* residual, int ldr, int live,
+                           const uint8_t* fetch, int fetch_lines) {
   constexpr int codes = F == Format::q4 ? 256 : 512;
   constexpr int bytes = codes + (BIAS ? 64 : 32);
+  constexpr int FOURS = R / 4 * 4;
+  // Measured best of 0 to 16 KiB: memory delivers about that while it answers once. More rows take
+  // longer over a byte and keep more activations in the first cache.
+  constexpr int ahead = R <= 2 ? 8192 : 4096;
   S::F sum[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) sum[r] = S::zero();
   for (int g = 0; g < groups; ++g, w_data += bytes, acts += stride) {
-    // 8 KiB ahead: measured best of 0 to 16 KiB; memory delivers about that while it answers once.
-    for (int i = 0; i < bytes; i += 64) S::prefetch(w_data + 8192 + i);
+    for (int i = 0; i < bytes; i += 64) S::prefetch(w_data + ahead + i);
+    if constexpr (R > 2)  // fewer rows are as fast as their weights arrive, and nothing is asked for
+      for (int i = 0; i < fetch_lines; ++i, fetch += 64) S::prefetch(fetch);
     S::B w[8];
     unpack<F>(w_data, w);
     const S::F scale = S::load_half(reinterpret_cast<const uint16_t*>(w_data + codes));
     S::F bias = S::zero();
     if (BIAS) bias = S::load_half(reinterpret_cast<const uint16_t*>(w_data + codes + 32));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Act& act = acts[r];
-      const int32_t start = ZERO == 8 ? act.minus_8sum : ZERO == 128 ? act.minus_128sum : 0;
-      const S::I dot = S::dot<(R <= 2 ? 2 : 1), F == Format::q4 ? 15 : 255>(start, w, act.q);
-      sum[r] = S::fma(scale, S::mul(S::to_float(dot), S::set1(act.scale)), sum[r]);
-      if (BIAS) sum[r] = S::fma(bias, S::set1(act.scaled_sum), sum[r]);
-    }
+#pragma GCC unroll 4
+    for (int r = 0; r < FOURS; r += 4)
+      add_group<F, BIAS, ZERO, 4>(w, scale, bias, acts + r, sum + r);
+    if constexpr (R > FOURS)
+      add_group<F, BIAS, ZERO, R - FOURS>(w, scale, bias, acts + FOURS, sum + FOURS);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -103,12 +125,14 @@ NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, i
 // tile_product for any number of rows up to MAX_SHARE, in as few reads as registers allow.
 template <Format F, bool BIAS, int ZERO, int R = S::max_rows>
 NOINLINE void block_product(const uint8_t* w, int groups, const Act* acts, int rows, float* out,
-                          int ldo, const float* residual, int ldr, int live) {
+                          int ldo, const float* residual, int ldr, int live,
+                          const uint8_t* fetch, int fetch_lines) {
   int r = 0;
   const auto call = [&](auto width) {
     constexpr int N = decltype(width)::value;
     tile_product<F, BIAS, ZERO, N>(w, groups, acts + r, rows, out + size_t(r) * ldo, ldo,
-                                   residual ? residual + size_t(r) * ldr : nullptr, ldr, live);
+                                   residual ? residual + size_t(r) * ldr : nullptr, ldr, live, fetch,
+                                   fetch_lines);
     r += N;
   };
   while (rows - r >= R) call(Rows<R>{});
@@ -144,14 +168,16 @@ inline int live_lanes(const Matrix& m, int tile) {
 // One row a block (share 1) is the other way round: every row reads all the weights again.
 template <Format F, bool BIAS, int ZERO>
 void matmul_tiles(const Matrix& m, const Act* acts, int rows, int share, int tile0, int tile1,
-                  float* out, int ldo, const float* residual, int ldr) {
+                  float* out, int ldo, const float* residual, int ldr, Fetch& fetch) {
   const int groups = m.k / GROUP;
   const auto one = [&](int tile, int block) {
     const int r0 = block * share;
+    const uint8_t* const on_the_way = fetch.take(groups);
     block_product<F, BIAS, ZERO>(
         m.data + size_t(tile) * m.tile_bytes(), groups, acts + size_t(r0) * groups,
         rows_in_block(rows, block, share), out + size_t(r0) * ldo + tile * LANES, ldo,
-        residual ? residual + size_t(r0) * ldr + tile * LANES : nullptr, ldr, live_lanes(m, tile));
+        residual ? residual + size_t(r0) * ldr + tile * LANES : nullptr, ldr, live_lanes(m, tile),
+        on_the_way, on_the_way ? fetch.lines : 0);
   };
   const int blocks = (rows + share - 1) / share;
   if (share == 1) {
@@ -164,11 +190,11 @@ void matmul_tiles(const Matrix& m, const Act* acts, int rows, int share, int til
 }
 
 void matmul_quantized(const Matrix& m, const Act* acts, int rows, int share, int tile0, int tile1,
-                      float* out, int ldo, const float* residual, int ldr) {
+                      float* out, int ldo, const float* residual, int ldr, Fetch& fetch) {
   auto fn = matmul_tiles<Format::q8, false, 128>;
   if (m.format == Format::q4)
     fn = m.has_bias ? matmul_tiles<Format::q4, true, 0> : matmul_tiles<Format::q4, false, 8>;
-  fn(m, acts, rows, share, tile0, tile1, out, ldo, residual, ldr);
+  fn(m, acts, rows, share, tile0, tile1, out, ldo, residual, ldr, fetch);
 }
 
 template <Format F>

@@ -57,6 +57,7 @@ void Program::rope_append(int qkv, std::shared_ptr<KV> kv, int layer, int out) {
 void Program::attention(int q, std::shared_ptr<KV> kv, int layer, int out) {
   rope_append(q, std::move(kv), layer, out);
   ops_.back().kind = Op::Kind::attention;
+  lead_to_attention();
 }
 
 Program::Range Program::mine(int member, int units) const {
@@ -101,6 +102,7 @@ void Program::plan_rows(int num_logits) {
                        splits ? width * size_t(rows_.rows) * size_t(max_splits_) : 0});
   }
   grow(partials_, floats * sizeof(float));
+  members_.resize(size_t(team_->size()));
   best_.resize(size_t(team_->size()) * size_t(std::max(num_logits, 1)));
 }
 
@@ -141,6 +143,7 @@ void Program::run_team() {
 }
 
 void Program::work(int member) {
+  plan_fetch(member);
   for (const Op& op : ops_) {
     switch (op.kind) {
       case Op::Kind::embed: run_embed(op, member); break;
@@ -220,6 +223,7 @@ void Program::run_matmul(const Op& op, int member) {
   const int ldo = last ? vocab_ : widths_[size_t(op.out)];
   const float* residual = op.residual < 0 ? nullptr : at(op.residual, 0);
   const int ldr = op.residual < 0 ? 0 : widths_[size_t(op.residual)];
+  Fetch& fetch = fetch_for(op, member);
   const Range range = mine(member, weight.tiles);
   int first = 0, column = 0;
   for (const Matrix& part : weight.parts) {
@@ -229,7 +233,7 @@ void Program::run_matmul(const Op& op, int member) {
       const float* add = residual ? residual + column : nullptr;
       if (part.quantized())
         kernels_->matmul_quantized(part, acts, rows, share_, begin, end, out + column, ldo, add,
-                                   ldr);
+                                   ldr, fetch);
       else
         kernels_->matmul_dense(part, dense, max_k_, rows, share_, begin, end, out + column, ldo,
                                add, ldr);
@@ -283,7 +287,7 @@ void Program::run_attention(const Op& op, int member) {
     float* running = partials_.floats() + size_t(h / group) * kv_stride +
                      size_t(r) * row_stride + size_t(h % group) * head_stride;
     const int splits = rows_.positions[r] / SPLIT + 1;
-    for (int s = 1; s < splits; ++s) kernels_->fold(running, running + s * split_stride, d);
+    for (int s = 1; s < splits; ++s) kernels_->fold(running, running + s * split_stride, 1, size, d);
     kernels_->finish(running, d, at(op.out, r) + size_t(h) * size_t(d));
   }
 }
@@ -294,14 +298,17 @@ int Program::next_row(int tile, int stride) const {
   return next < tiles_.size() ? tiles_[next].row0 : -1;
 }
 
-// Many rows: a member takes tiles of rows through all their heads and splits. A prompt's later
-// tiles see more than its first ones, so many tiles are dealt in turn; few are cut in equal parts.
+// A prompt's later tiles see more than its first ones, so many tiles are dealt in turn.
+bool Program::whole_tiles() const { return int(tiles_.size()) >= 4 * team_->active(); }
+
+// Many rows: a member takes tiles of rows through all their heads and splits; few tiles are cut in
+// equal parts, heads apart.
 void Program::attend_whole(const Op& op, int member) {
   const int heads = op.kv->kv_heads, size = team_->active(), tiles = int(tiles_.size());
   const size_t width = size_t(op.kv->head_dim) + LANES;
   const size_t block = width * size_t(op.kv->heads / heads) * TILE_ROWS;
   float* const running = partials_.floats() + size_t(member) * 2 * block;
-  if (tiles >= 4 * size) {
+  if (whole_tiles()) {
     for (int tile = member; tile < tiles; tile += size)
       for (int head = 0; head < heads; ++head)
         attend_tile(op, tile, head, next_row(tile, size), running);
@@ -323,9 +330,11 @@ void Program::attend_tile(const Op& op, int index, int head, int next_row, float
     kernels_->attend(kv, rows_, tile.row0, tile.num, next_row, head, split, at(op.in.buffer, 0),
                      widths_[size_t(op.in.buffer)], split ? partials : running);
     if (!split) continue;
-    for (int i = 0; i < tile.num * group; ++i)
-      if (rows_.positions[tile.row0 + i / group] >= split * SPLIT)
-        kernels_->fold(running + size_t(i) * width, partials + size_t(i) * width, d);
+    for (int r = 0; r < tile.num; ++r) {
+      const size_t at = size_t(r) * size_t(group) * width;
+      if (rows_.positions[tile.row0 + r] >= split * SPLIT)
+        kernels_->fold(running + at, partials + at, group, width, d);
+    }
   }
   for (int i = 0; i < tile.num * group; ++i)
     kernels_->finish(running + size_t(i) * width, d,

@@ -27,6 +27,8 @@ struct Op {
   std::shared_ptr<Weight> weight = nullptr;
   std::shared_ptr<KV> kv = nullptr;
   int layer = 0;
+  int attention = -1;   // of a product: which op is the next attention
+  int blocks_left = 0;  // of a tile and a group of weights, from here to there
 };
 
 constexpr auto SHORTEST_ALONE = std::chrono::microseconds(20000);
@@ -61,6 +63,13 @@ class Program {
   struct RowTile {  // rows of one sequence, none of them padding
     int row0, num, splits;
   };
+  struct Turns {  // first, first + stride, ... below end
+    int first, end, stride;
+  };
+  struct alignas(64) Member {
+    std::vector<int32_t> pages;  // that its attentions read, in order
+    Fetch fetch;
+  };
   struct Best {
     float value;
     int32_t index;
@@ -69,11 +78,16 @@ class Program {
   Range mine(int member, int units) const;
   float* at(int slot, int row) const;
   void work(int member);
+  void lead_to_attention();
+  Turns tiles_of(const Op&, int member) const;
+  void plan_fetch(int member);
+  Fetch& fetch_for(const Op&, int member);
   void run_embed(const Op&, int member);
   void run_matmul(const Op&, int member);
   void run_rope(const Op&, int member);
   bool side_by_side(const Op&, int members) const;
   void run_attention(const Op&, int member);
+  bool whole_tiles() const;
   void attend_whole(const Op&, int member);
   void attend_tile(const Op&, int tile, int head, int next_row, float* running);
   int next_row(int tile, int stride) const;
@@ -98,6 +112,7 @@ class Program {
   const int32_t* logit_rows_ = nullptr;
   int num_logits_ = 0, share_ = MAX_SHARE;
   std::vector<RowTile> tiles_;
+  std::vector<Member> members_;
   int max_splits_ = 0;
   Memory acts_, dense_, partials_;
   std::vector<Best> best_;

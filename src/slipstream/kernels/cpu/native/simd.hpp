@@ -107,21 +107,26 @@ struct Simd {
   static B high_nibbles(B b) {
     return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15));
   }
-  // start + sum over a group's 32 columns: column 4 i + j is byte 4 l + j of w[i] in lane l.
-  // CHAINS splits the sum to hide latency where few rows run; integers add exactly either way.
-  template <int CHAINS, int MAX_CODE>
-  static I dot(int32_t start, const B (&w)[8], const int8_t* x) {
-    I acc[CHAINS] = {_mm512_set1_epi32(start)};
-    for (int c = 1; c < CHAINS; ++c) acc[c] = _mm512_setzero_si512();
+  // For P rows: start + sum over a group's 32 columns, column 4 i + j being byte 4 l + j of w[i] in
+  // lane l. Rows advance together, and one alone in two chains, to hide latency: integers add
+  // exactly in any order.
+  template <int P, int MAX_CODE>
+  static void dots(const int32_t (&start)[P], const B (&w)[8], const int8_t* const (&x)[P],
+                   I (&sum)[P]) {
+    I second = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int j = 0; j < P; ++j) sum[j] = _mm512_set1_epi32(start[j]);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
-      int32_t four;
-      std::memcpy(&four, x + 4 * i, 4);
-      I& sum = acc[i % CHAINS];
-      sum = _mm512_dpbusd_epi32(sum, w[i], _mm512_set1_epi32(four));
+#pragma GCC unroll 4
+      for (int j = 0; j < P; ++j) {
+        int32_t four;
+        std::memcpy(&four, x[j] + 4 * i, 4);
+        I& chain = P == 1 && i % 2 ? second : sum[j];
+        chain = _mm512_dpbusd_epi32(chain, w[i], _mm512_set1_epi32(four));
+      }
     }
-    for (int c = 1; c < CHAINS; ++c) acc[0] = _mm512_add_epi32(acc[0], acc[c]);
-    return acc[0];
+    if (P == 1) sum[0] = _mm512_add_epi32(sum[0], second);
   }
   // Sixteen floats, already whole numbers in [-127, 127], as bytes.
   static void store_int8(int8_t* p, F x) {
@@ -270,7 +275,12 @@ struct Simd {
   // As above, in 16-bit lanes, which every machine multiplies (16-byte vectors of GCC and Clang).
   // Eight products of a 4-bit code and an int8 sum to at most 15,240, so they stay in 16 bits;
   // products of 8-bit codes widen at once.
-  template <int CHAINS, int MAX_CODE>
+  template <int P, int MAX_CODE>
+  static void dots(const int32_t (&start)[P], const B (&w)[8], const int8_t* const (&x)[P],
+                   I (&sum)[P]) {
+    for (int j = 0; j < P; ++j) sum[j] = dot<MAX_CODE>(start[j], w, x[j]);
+  }
+  template <int MAX_CODE>
   static I dot(int32_t start, const B (&w)[8], const int8_t* x) {
     Shorts sums[8] = {};
     Ints pairs[8] = {};
