@@ -410,3 +410,22 @@ def test_fixed_rows_ride_along_like_those_of_a_prompt() -> None:
     parts = [outcome(4, 4, 0.011), replace(outcome(4, 0, 0.011, request=1), fixed=True)]
     policy.observe_step(step_outcome(parts, 0.011))
     assert policy.ledger.debt_s <= owed
+
+
+def test_what_the_budget_does_not_allow_is_narrowed_before_it_is_given_up() -> None:
+    policy = MeasuredPolicy()
+    world = flat_world(0.95, per_row=0.3, free=False)
+    calibrate(policy, world)
+    run(world, policy, random.Random(0), num_rounds=60)
+    wide = policy.choose(view())
+    assert wide.k >= 5
+    classic_s = policy.cost.classic_s(1, 100) or 0.0
+    policy.ledger.debt_s = (8.0 - 0.8) * classic_s  # a wide round may lose more than is left
+    less = policy.choose(view())
+    assert 0 < less.k < wide.k
+    assert less.reason.startswith("enable within the loss budget: ")
+    worst_s = policy.cost.worst_s(less.k + 1, 100, [less.k], classic_s)
+    value_s = policy.cost.value_s(1, 100) or 0.0
+    assert policy.ledger.may_start(worst_s=worst_s, anchors_s=value_s, classic_s=classic_s)
+    policy.ledger.debt_s = 8.0 * classic_s
+    assert policy.choose(view()).k == 0

@@ -266,10 +266,18 @@ def test_a_recorder_sees_every_round(tmp_path: Any) -> None:
     )
 
 
-def test_a_drafter_that_costs_nothing_is_not_asked_while_the_budget_is_owed() -> None:
+@pytest.mark.parametrize("peek_s", [0.0, 0.01 * STEP_S])
+def test_a_free_drafter_rests_while_the_budget_is_owed_unless_the_leak_pays_it(
+    peek_s: float,
+) -> None:
     machine = Machine(flat)
     asked: list[int] = []
-    engine = engine_on(machine, perfect(free=True, on_propose=lambda: asked.append(1)))
+
+    def ask() -> None:
+        asked.append(1)
+        machine.wait(peek_s)
+
+    engine = engine_on(machine, perfect(free=True, on_propose=ask, width=0))
     assert engine.policy is not None
     one(engine, max_tokens=20)
     assert asked
@@ -277,7 +285,7 @@ def test_a_drafter_that_costs_nothing_is_not_asked_while_the_budget_is_owed() ->
     one(engine, max_tokens=10)
     asked.clear()
     one(engine, max_tokens=10)
-    assert not asked
+    assert bool(asked) == (peek_s == 0.0)
     one(engine, max_tokens=10, k=4)  # who asks for it gets it
     assert asked
 

@@ -36,11 +36,12 @@ CLASSIC_SHARE = 0.005
 CLASSIC_EVERY = (48, 512)
 
 
-# A free drafter rests while more than this share of the budget is owed, so that what it takes to
-# propose is paid from the leak and a round can still start.
+# A free drafter whose proposals take more than the leak gives rests while more than this share of
+# the budget is owed, so that a round can still start.
 PEEK_SHARE = 0.5
 
 FIXED = "fixed: this k was asked for"
+NARROWED = "enable within the loss budget"
 
 
 class MeasuredPolicy:
@@ -127,8 +128,30 @@ class MeasuredPolicy:
                 if refusal is None:
                     return wanted.decisions(what)
                 if what == "enable":
-                    return self._classic(view, refusal)
+                    less = self._affordable(plan, view, states, limits, kv)
+                    return less.decisions(NARROWED) if less else self._classic(view, refusal)
         return self._declined(view, plan, states, limits, kv)
+
+    def _affordable(
+        self,
+        plan: Plan,
+        view: StepView,
+        states: Sequence[RequestState],
+        limits: Sequence[int],
+        kv_tokens: int,
+    ) -> Plan | None:
+        """Return the best plan with fewer rows that pays and that the budgets allow, if any."""
+        rows = plan.num_rows
+        while rows > 1:
+            rows //= 2
+            less = plan_step(
+                self.cost, replace(view, max_draft_rows=rows), states, limits, kv_tokens
+            )
+            if less is None or not less.num_rows:
+                return None
+            if refuse(less, self.ledger, states) is None:
+                return less
+        return None
 
     def observe_step(self, outcome: StepOutcome) -> None:
         """Take in a step: charge the ledger raw time, then learn from it."""
@@ -143,10 +166,7 @@ class MeasuredPolicy:
         self.cost.observe(outcome, self.rounds)
         for part in outcome.rounds:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
-        classic_s = self.cost.classic_s(1, 0)
-        self.may_peek = classic_s is None or self.ledger.share_of(classic_s) <= PEEK_SHARE
-        room_s = self.ledger.room_s(classic_s or 0.0, PEEK_SHARE)
-        self._quiet.start(outcome, self._value_of(outcome), room_s)
+        self._look_ahead(outcome)
 
     def pass_by(
         self, requests: Sequence[int], kv_tokens: int, *, draft_s: float, round_s: float
@@ -291,12 +311,17 @@ class MeasuredPolicy:
             for state, limit in zip(states, limits, strict=True)
         ]
 
-    def _value_of(self, outcome: StepOutcome) -> float | None:
-        """Return what a classic step like this one is worth; None until that is known well."""
-        if outcome.prefill_rows:
-            return None
+    def _look_ahead(self, outcome: StepOutcome) -> None:
+        """Settle whether a free drafter is asked, and what may pass by, until the next full look."""
         batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
-        return self.cost.value_s(batch, kv) if self._classic_known(batch, kv) else None
+        classic_s = self.cost.classic_s(batch, kv)
+        if classic_s is None:
+            return
+        room_s, leak_s = self.ledger.room_s(classic_s, PEEK_SHARE), self.ledger.rho * classic_s
+        self.may_peek = self.cost.peek_s(batch) <= max(room_s, leak_s)
+        known = outcome.prefill_rows == 0 and self._classic_known(batch, kv)
+        value_s = self.cost.value_s(batch, kv) if known else None
+        self._quiet.start(outcome, value_s, room_s=room_s, leak_s=leak_s)
 
     def _charge(self, outcome: StepOutcome) -> None:
         """Account for a step by what classic steps would have taken for its tokens."""

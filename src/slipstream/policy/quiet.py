@@ -30,22 +30,26 @@ class Quiet:
         self.requests: list[int] = []
         self.value_s = 0.0
         self._octave_ends = 0
-        self._room_s = 0.0
+        self._room_s = self._leak_s = 0.0
         self._left = 0
         self.clear()
 
-    def start(self, outcome: StepOutcome, value_s: float | None, room_s: float) -> None:
+    def start(
+        self, outcome: StepOutcome, value_s: float | None, *, room_s: float, leak_s: float
+    ) -> None:
         """Go by a step that was looked at in full.
 
         Args:
             value_s: its worth; None lets no step like it pass by.
             room_s: seconds of drafting that the loss budget has room for.
+            leak_s: seconds of drafting in a step that its leak pays for.
         """
         self.requests = [part.request for part in outcome.rounds]
         kv_tokens = sum([part.context_len for part in outcome.rounds])
         self._octave_ends = 0 if value_s is None else 1 << octave_of(kv_tokens)
         self.value_s = value_s or 0.0
         self._room_s = room_s
+        self._leak_s = leak_s
         self._left = MAX_QUIET
 
     def add(self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float) -> bool:
@@ -54,13 +58,13 @@ class Quiet:
             self._left == 0
             or kv_tokens >= self._octave_ends
             or requests != self.requests
-            or draft_s > self._room_s
+            or draft_s > max(self._room_s, self._leak_s)
             or round_s <= 0.0
         ):
             return False
         self.count += 1
         self._left -= 1
-        self._room_s -= draft_s
+        self._room_s -= max(0.0, draft_s - self._leak_s)
         self.draft_s += draft_s
         self.classic_s += round_s - draft_s
         return True
