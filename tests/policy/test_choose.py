@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from slipstream.policy.acceptance import Acceptance
 from slipstream.policy.base import RoundOutcome, RoundView, StepOutcome, StepView
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.simulator import World, run
@@ -414,9 +415,11 @@ def test_fixed_rows_ride_along_like_those_of_a_prompt() -> None:
 
 def test_what_the_budget_does_not_allow_is_narrowed_before_it_is_given_up() -> None:
     policy = MeasuredPolicy()
-    world = flat_world(0.95, per_row=0.3, free=False)
-    calibrate(policy, world)
-    run(world, policy, random.Random(0), num_rounds=60)
+    policy.acceptance = Acceptance([0.95])
+    calibrate(policy, flat_world(0.95, per_row=0.3, free=False))
+    policy.cost.calibrate_draft(1, 0.0002)
+    for _ in range(3):
+        policy.observe(outcome(0, 0, 0.01))
     wide = policy.choose(view())
     assert wide.k >= 5
     classic_s = policy.cost.classic_s(1, 100) or 0.0

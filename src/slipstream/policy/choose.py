@@ -312,7 +312,7 @@ class MeasuredPolicy:
         ]
 
     def _look_ahead(self, outcome: StepOutcome) -> None:
-        """Settle whether a free drafter is asked, and what may pass by, until the next full look."""
+        """Settle whether a free drafter is asked and what may pass by, until the next full look."""
         batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
         classic_s = self.cost.classic_s(batch, kv)
         if classic_s is None:
