@@ -39,7 +39,17 @@ class Acceptance:
         max_k: positions that are kept.
     """
 
-    __slots__ = ("_fast", "_slow", "_trials", "chances", "expected", "max_k", "prior", "survival")
+    __slots__ = (
+        "_chances",
+        "_expected",
+        "_fast",
+        "_is_fresh",
+        "_slow",
+        "_survival",
+        "_trials",
+        "max_k",
+        "prior",
+    )
 
     def __init__(self, prior: Sequence[float] = (FIRST_GUESS,), max_k: int = MAX_K) -> None:
         self.max_k = max_k
@@ -47,10 +57,25 @@ class Acceptance:
         self._slow = [0.0] * max_k  # decayed hits
         self._trials = [0.0] * max_k
         self._fast = [-1.0] * max_k  # moving mean of hits, -1 before the first
-        self.chances: list[float] = []
-        self.survival: list[float] = []
-        self.expected: list[float] = []
-        self._refresh()
+        self._chances = [0.0] * max_k
+        self._survival = [0.0] * max_k
+        self._expected = [0.0] * (max_k + 1)
+        self._is_fresh = False  # whether these three say what was counted
+
+    @property
+    def chances(self) -> list[float]:
+        """p_j of each position, from 1."""
+        return self._chances if self._is_fresh else self._refresh()._chances
+
+    @property
+    def survival(self) -> list[float]:
+        """The chance that drafts 1 to j are all accepted, of each position."""
+        return self._survival if self._is_fresh else self._refresh()._survival
+
+    @property
+    def expected(self) -> list[float]:
+        """E[accepted | k], by k from 0."""
+        return self._expected if self._is_fresh else self._refresh()._expected
 
     def observe(self, k: int, accepted: int, emitted: int) -> None:
         """Take in a round of k > 0 drafts.
@@ -72,14 +97,14 @@ class Acceptance:
             self._count(position, 1.0)
         if missed and hits < self.max_k:
             self._count(hits, 0.0)
-        self._refresh()
+        self._is_fresh = False
 
     def score(self, scores: Iterable[tuple[int, bool]]) -> None:
         """Take in tokens of proposals that were not verified, as (position from 1, hit)."""
         for position, hit in scores:
             if 1 <= position <= self.max_k:
                 self._count(position - 1, float(hit))
-        self._refresh()
+        self._is_fresh = False
 
     def trials(self, position: int) -> float:
         """Return how many trials stand behind the chance at a position, from 1."""
@@ -124,13 +149,9 @@ class Acceptance:
                 self._slow[later] *= DOUBTED_TRIALS / self._trials[later]
                 self._trials[later] = DOUBTED_TRIALS
 
-    def _refresh(self) -> None:
-        """Recompute chances, survival and expectation."""
-        chances, survival, expected = self.chances, self.survival, self.expected
-        if not chances:
-            chances += [0.0] * self.max_k
-            survival += [0.0] * self.max_k
-            expected += [0.0] * (self.max_k + 1)
+    def _refresh(self) -> Acceptance:
+        """Recompute chances, survival and expectation, as late as they are asked for."""
+        chances, survival, expected = self._chances, self._survival, self._expected
         known = len(self.prior)
         chance, alive, total = FIRST_GUESS, 1.0, 0.0
         for position in range(self.max_k):
@@ -142,3 +163,5 @@ class Acceptance:
             chances[position] = chance
             survival[position] = alive
             expected[position + 1] = total
+        self._is_fresh = True
+        return self

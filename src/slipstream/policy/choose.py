@@ -77,6 +77,7 @@ class MeasuredPolicy:
         # Whether a free drafter should be asked: not while its own time eats the budget.
         self.may_peek = True
         self._quiet = Quiet()
+        self._last: StepOutcome | None = None  # looked at in full, and no step passed by since
         self._explorer = Explorer(self.cost, self.ledger)
 
     def choose(self, view: RoundView) -> Decision:
@@ -166,7 +167,8 @@ class MeasuredPolicy:
         self.cost.observe(outcome, self.rounds)
         for part in outcome.rounds:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
-        self._look_ahead(outcome)
+        self._last = outcome
+        self.may_peek = self.ledger.debt_s <= 0.0 or self._may_peek(outcome)
 
     def pass_by(
         self, requests: Sequence[int], kv_tokens: int, *, draft_s: float, round_s: float
@@ -183,6 +185,9 @@ class MeasuredPolicy:
         Returns:
             False if it has something to teach after all: then `observe_step` wants it.
         """
+        if self._last is not None:
+            self._start_quiet(self._last)
+            self._last = None
         return self._quiet.add(requests, kv_tokens, draft_s, round_s)
 
     def settle(self) -> None:
@@ -311,17 +316,28 @@ class MeasuredPolicy:
             for state, limit in zip(states, limits, strict=True)
         ]
 
-    def _look_ahead(self, outcome: StepOutcome) -> None:
-        """Settle whether a free drafter is asked and what may pass by, until the next full look."""
+    def _may_peek(self, outcome: StepOutcome) -> bool:
+        """Tell whether a free drafter should be asked: the leak pays for it, or there is room."""
         batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
         classic_s = self.cost.classic_s(batch, kv)
         if classic_s is None:
-            return
-        room_s, leak_s = self.ledger.room_s(classic_s, PEEK_SHARE), self.ledger.rho * classic_s
-        self.may_peek = self.cost.peek_s(batch) <= max(room_s, leak_s)
-        known = outcome.prefill_rows == 0 and self._classic_known(batch, kv)
-        value_s = self.cost.value_s(batch, kv) if known else None
-        self._quiet.start(outcome, value_s, room_s=room_s, leak_s=leak_s)
+            return True
+        room_s = self.ledger.room_s(classic_s, PEEK_SHARE)
+        return self.cost.peek_s(batch) <= max(room_s, self.ledger.rho * classic_s)
+
+    def _start_quiet(self, outcome: StepOutcome) -> None:
+        """Let steps like this one pass by, if what they are worth is known."""
+        batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
+        value_s = None
+        if outcome.prefill_rows == 0 and self._classic_known(batch, kv):
+            value_s = self.cost.value_s(batch, kv)
+        classic_s = value_s or 0.0
+        self._quiet.start(
+            outcome,
+            value_s,
+            room_s=self.ledger.room_s(classic_s, PEEK_SHARE),
+            leak_s=self.ledger.rho * classic_s,
+        )
 
     def _charge(self, outcome: StepOutcome) -> None:
         """Account for a step by what classic steps would have taken for its tokens."""
@@ -332,7 +348,7 @@ class MeasuredPolicy:
             return  # nothing drafts before a classic step was timed
         token_s = classic_s / batch
         riding = outcome.riding_rows
-        base_s = self.cost.step_value_s(batch, riding, kv, outcome.prefill_kv)
+        base_s = self.cost.step_value_s(batch, riding, kv, outcome.prefill_kv, classic_s)
         if riding:
             base_s += self.cost.drafting_s(outcome.fixed_widths)
         shared_s = base_s - classic_s  # what the rows that ride along are worth to everybody

@@ -33,7 +33,6 @@ WORST_SHARE_ELSEWHERE = 0.25
 FAR_APART = 0.5
 
 Line = tuple[float, float]
-_UNKNOWN: Line = (math.nan, math.nan)
 
 
 def octave_of(kv_tokens: int) -> int:
@@ -52,7 +51,7 @@ class Staircase:
         self.edges = tuple(edges)
         self._levels: dict[int, dict[int, Level]] = {}
         self._suspects: dict[int, float] = {}
-        self._lines: dict[int, dict[int, Line | None]] = {}  # by octave and rows, until observed
+        self._lines: dict[int, dict[int, Line]] = {}  # by octave and bucket, until observed
         self._buckets = [self._bucket(rows) for rows in range(64)]  # what batch 1 looks up
 
     def bucket(self, rows: int) -> int:
@@ -86,25 +85,27 @@ class Staircase:
             expected = start + slope * kv_tokens
             levels[octave] = Level(min(seconds, SUSPECT * expected), kv_tokens, now)
         for lines in self._lines.values():
-            for known in [known for known in lines if self.bucket(known) == bucket]:
-                del lines[known]
+            lines.pop(bucket, None)
 
     def time_s(self, rows: int, kv_tokens: int) -> float | None:
         """Return the expected seconds, None where the bucket was never measured."""
-        return self.times_s(rows, 1, kv_tokens)[0]
+        bucket = self.bucket(rows)
+        if bucket not in self._levels:
+            return None
+        start, slope = self._line_at(bucket, octave_of(kv_tokens))
+        return start + slope * kv_tokens
 
     def times_s(self, rows: int, count: int, kv_tokens: int) -> list[float | None]:
         """Return the expected seconds of `count` row counts from `rows` on."""
         octave = octave_of(kv_tokens)
-        lines = self._lines.setdefault(octave, {})
         times: list[float | None] = []
         for each in range(rows, rows + count):
-            line = lines.get(each, _UNKNOWN)
-            if line is _UNKNOWN:
-                bucket = self.bucket(each)
-                line = self._line(bucket, octave) if bucket in self._levels else None
-                lines[each] = line
-            times.append(None if line is None else line[0] + line[1] * kv_tokens)
+            bucket = self.bucket(each)
+            if bucket in self._levels:
+                start, slope = self._line_at(bucket, octave)
+                times.append(start + slope * kv_tokens)
+            else:
+                times.append(None)
         return times
 
     def worst_s(self, rows: int, kv_tokens: int) -> float | None:
@@ -182,6 +183,16 @@ class Staircase:
         self._lines.clear()
         for bucket, octave, *state in rows:
             self._levels.setdefault(int(bucket), {})[int(octave)] = Level.restored(state, seen_at)
+
+    def _line_at(self, bucket: int, octave: int) -> Line:
+        """Return `_line`, worked out once for all calls between two samples."""
+        lines = self._lines.get(octave)
+        if lines is None:
+            lines = self._lines[octave] = {}
+        line = lines.get(bucket)
+        if line is None:
+            line = lines[bucket] = self._line(bucket, octave)
+        return line
 
     def _line(self, bucket: int, octave: int) -> Line:
         """Return (start, slope) along the context around an octave."""

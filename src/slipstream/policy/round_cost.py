@@ -59,6 +59,7 @@ class RoundCost:
         self.pad_to = pad_to
         self._overheads = {False: _Mean(), True: _Mean()}  # by whether the round drafted
         self._drafts: dict[int, Level] = {}
+        self._nearest = [0] * (MAX_K + 1)  # of the k that were drafted, for each k
         self._has_drafted = False  # a drafter may take no time at all
         self.draft_times = [0.0] * (MAX_K + 1)
         # What of draft_times depends on k.
@@ -123,9 +124,20 @@ class RoundCost:
         low = self.classic.low_s(batch, kv_tokens, VALUE_SIGMAS)
         return self.classic_s(batch, kv_tokens) if low is None else low
 
-    def step_value_s(self, batch: int, riding_rows: int, kv_tokens: int, prefill_kv: int) -> float:
-        """Return a lower bound of the step without drafts, 0 where none is known."""
-        low = self.value_s(batch, kv_tokens) or 0.0
+    def step_value_s(
+        self,
+        batch: int,
+        riding_rows: int,
+        kv_tokens: int,
+        prefill_kv: int,
+        value_s: float | None = None,
+    ) -> float:
+        """Return a lower bound of the step without drafts, 0 where none is known.
+
+        Args:
+            value_s: that of a classic step, if the caller has it.
+        """
+        low = self.value_s(batch, kv_tokens) or 0.0 if value_s is None else value_s
         if riding_rows == 0:
             return low
         mean = self.base_s(batch, riding_rows, kv_tokens + prefill_kv) or 0.0
@@ -182,7 +194,9 @@ class RoundCost:
         for k, *level in state["draft"]:
             self._drafts[int(k)] = Level.restored(level)
             self._has_drafted = True
-        self._refresh_drafts()
+        if self._drafts:
+            self._find_nearest()
+            self._refresh_drafts()
         for mean, (seconds, weight) in zip(
             self._overheads.values(), state["overheads"], strict=True
         ):
@@ -204,25 +218,24 @@ class RoundCost:
         level = self._drafts.get(k)
         if level is None:
             self._drafts[k] = Level(seconds, 0, now)
+            self._find_nearest()
         else:
             level.add(seconds, 0, now)
         self._refresh_drafts()
 
-    def _refresh_drafts(self) -> None:
-        if not self._drafts:
-            return
-        self.draft_times = [self._draft_time(k) for k in range(MAX_K + 1)]
-        if not self.free:
-            self.token_times = self.draft_times
+    def _find_nearest(self) -> None:
+        known = sorted(self._drafts)
+        for k in range(MAX_K + 1):
+            self._nearest[k] = min(known, key=lambda other: abs(other - k))
 
-    def _draft_time(self, k: int) -> float:
-        """Return t_draft(k); a drafter works token by token, so it scales from the nearest k."""
+    def _refresh_drafts(self) -> None:
+        """Fill in t_draft; a drafter works token by token, so it scales from the nearest k."""
         if self.free:
-            return self._drafts[MAX_K].seconds
-        if k == 0:
-            return 0.0
-        near = min(self._drafts, key=lambda known: (abs(known - k), known))
-        return self._drafts[near].seconds * k / near
+            self.draft_times = [self._drafts[MAX_K].seconds] * (MAX_K + 1)
+            return
+        per_token = {near: level.seconds / near for near, level in self._drafts.items()}
+        self.draft_times = [k * per_token[near] for k, near in enumerate(self._nearest)]
+        self.token_times = self.draft_times
 
     def _guess(self, batch: int, kv_tokens: int) -> float | None:
         """Return a classic step's seconds from the cheapest verify of the same batch."""
