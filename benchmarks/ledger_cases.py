@@ -123,7 +123,7 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
         )
         numbers = list(range(batch))
         quiet = free and not offered
-        if quiet and policy.pass_by(numbers, kv * batch, draft_s=draft_s, round_s=round_s):
+        if quiet and policy.pass_by(numbers, kv * batch, draft_s, round_s):
             continue
         policy.observe_step(
             StepOutcome(

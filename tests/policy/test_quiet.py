@@ -28,7 +28,7 @@ def passed(
     for _ in range(count):
         if settle:
             policy.settle()
-        if not policy.pass_by([0], 100, draft_s=draft_s, round_s=STEP_S + draft_s):
+        if not policy.pass_by([0], 100, draft_s, STEP_S + draft_s):
             return done
         done += 1
     return done
@@ -58,8 +58,8 @@ def test_nothing_passes_by_before_the_classic_step_is_known() -> None:
 @pytest.mark.parametrize(("requests", "kv"), [([1], 100), ([0, 1], 100), ([], 0), ([0], 600)])
 def test_other_requests_and_a_new_octave_are_looked_at(requests: list[int], kv: int) -> None:
     policy = started()
-    assert not policy.pass_by(requests, kv, draft_s=0.0, round_s=STEP_S)
-    assert policy.pass_by([0], 100, draft_s=0.0, round_s=STEP_S)
+    assert not policy.pass_by(requests, kv, 0.0, STEP_S)
+    assert policy.pass_by([0], 100, 0.0, STEP_S)
 
 
 def test_the_leak_is_that_of_single_steps_and_no_more_than_the_time_taken() -> None:
@@ -80,7 +80,7 @@ def test_neighbours_budgets_leak_too() -> None:
     for state in policy.requests.values():
         state.neighbour.debt_s = 0.02
     for _ in range(10):
-        assert policy.pass_by([0, 1], 200, draft_s=0.0, round_s=STEP_S)
+        assert policy.pass_by([0, 1], 200, 0.0, STEP_S)
     policy.settle()
     for state in policy.requests.values():
         assert state.neighbour.debt_s == pytest.approx(0.02 - 0.05 * 10 * STEP_S, rel=0.02)

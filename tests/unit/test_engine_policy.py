@@ -199,7 +199,7 @@ def test_a_paid_drafter_that_turns_good_is_found_again_by_shadows() -> None:
     assert sum(after) / len(after) > 3
 
 
-@pytest.mark.parametrize("k", ["auto", "off", 4])
+@pytest.mark.parametrize("k", ["auto", 4])
 def test_the_policy_lets_go_of_requests_that_end(k: KSetting) -> None:
     machine = Machine(flat)
     engine = engine_on(machine, perfect())
@@ -211,6 +211,17 @@ def test_the_policy_lets_go_of_requests_that_end(k: KSetting) -> None:
     assert engine.policy.requests
     for request_id in ids:
         engine.cancel(request_id)
+    assert not engine.policy.requests
+
+
+def test_a_step_in_which_nobody_may_draft_is_that_of_an_engine_without_a_drafter() -> None:
+    machine = Machine(flat)
+    asked: list[int] = []
+    engine = engine_on(machine, perfect(free=True, on_propose=lambda: asked.append(1)))
+    assert engine.policy is not None
+    one(engine, k="off")
+    assert not asked
+    assert engine.policy.rounds == 0
     assert not engine.policy.requests
 
 

@@ -233,8 +233,10 @@ class Engine(Front):
     def _run(self, batch: list[Round], began: float) -> list[Output]:
         """Take the rounds of a step through all its phases."""
         vocab_size = self._limits.vocab_size
-        phases.peek(batch, self.policy, self._clock, vocab_size=vocab_size)
-        phases.choose(batch, self.policy, self._budget)
+        # Where nobody may draft, a step is that of an engine without a drafter.
+        policy = self.policy if any(part.request.fixed_k != 0 for part in batch) else None
+        phases.peek(batch, policy, self._clock, vocab_size=vocab_size)
+        phases.choose(batch, policy, self._budget)
         phases.propose(batch, self._clock, vocab_size=vocab_size)
         phases.verify(batch, self.target, self.pages, self._clock, pad_to=self._pad_to)
         phases.accept(batch)
@@ -242,7 +244,7 @@ class Engine(Front):
         phases.score(batch)
         phases.commit(batch, self.pages)
         now = self._clock()
-        phases.observe(batch, self.stats, self.policy, self.observers, began=began, now=now)
+        phases.observe(batch, self.stats, policy, self.observers, began=began, now=now)
         self._ended, self._took = now, now - began
         return self._outputs(batch)
 

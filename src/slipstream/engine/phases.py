@@ -194,12 +194,12 @@ def _passes_by(batch: Sequence[Round], policy: MeasuredPolicy, began: float, now
     numbers, kv_tokens, draft_s = [], 0, 0.0
     for part in batch:
         request = part.request
-        if part.is_prefill or part.proposed or request.scoring.is_live:
+        if part.is_prefill or part.proposed or request.scoring.live:
             return False
         numbers.append(request.number)
         kv_tokens += part.context_len
         draft_s += part.draft_s
-    return policy.pass_by(numbers, kv_tokens, draft_s=draft_s, round_s=now - began)
+    return policy.pass_by(numbers, kv_tokens, draft_s, now - began)
 
 
 def _picked(part: Round) -> tuple[int, list[int]]:

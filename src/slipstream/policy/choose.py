@@ -171,7 +171,7 @@ class MeasuredPolicy:
         self.may_peek = self.ledger.debt_s <= 0.0 or self._may_peek(outcome)
 
     def pass_by(
-        self, requests: Sequence[int], kv_tokens: int, *, draft_s: float, round_s: float
+        self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float
     ) -> bool:
         """Take in a classic step that has nothing to teach, in next to no time.
 

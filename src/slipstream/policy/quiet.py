@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from slipstream.policy.base import StepOutcome
 from slipstream.policy.cost import octave_of
 
-# Steps in a row that may pass by: each saves some 50 us, and a change of pace is seen as soon.
-MAX_QUIET = 31
+# Steps in a row that may pass by: a full look takes some 90 us, and a change of pace is seen within
+# so many steps.
+MAX_QUIET = 63
 
 
 class Quiet:
@@ -46,25 +47,22 @@ class Quiet:
         """
         self.requests = [part.request for part in outcome.rounds]
         kv_tokens = sum([part.context_len for part in outcome.rounds])
-        self._octave_ends = 0 if value_s is None else 1 << octave_of(kv_tokens)
+        self._octave_ends = 1 << octave_of(kv_tokens)
         self.value_s = value_s or 0.0
         self._room_s = room_s
         self._leak_s = leak_s
-        self._left = MAX_QUIET
+        self._left = 0 if value_s is None else MAX_QUIET
 
     def add(self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float) -> bool:
         """Count a step; False if it should be looked at in full."""
-        if (
-            self._left == 0
-            or kv_tokens >= self._octave_ends
-            or requests != self.requests
-            or draft_s > max(self._room_s, self._leak_s)
-            or round_s <= 0.0
-        ):
+        if self._left == 0 or kv_tokens >= self._octave_ends or requests != self.requests:
             return False
-        self.count += 1
+        if draft_s > self._leak_s:
+            if draft_s > self._room_s:
+                return False
+            self._room_s -= draft_s - self._leak_s
         self._left -= 1
-        self._room_s -= max(0.0, draft_s - self._leak_s)
+        self.count += 1
         self.draft_s += draft_s
         self.classic_s += round_s - draft_s
         return True

@@ -16,20 +16,19 @@ MAX_LIVE = MAX_K
 
 
 class Scoring:
-    """Proposals of one request that still agree with its text."""
+    """Proposals of one request that still agree with its text.
+
+    Attributes:
+        live: proposals that are followed, and how many of their tokens were right so far.
+    """
 
     def __init__(self) -> None:
-        self._live: list[tuple[Sequence[int], int]] = []  # tokens, how many were right so far
-
-    @property
-    def is_live(self) -> bool:
-        """Whether some proposal is followed."""
-        return bool(self._live)
+        self.live: list[tuple[Sequence[int], int]] = []
 
     def propose(self, token_ids: Sequence[int]) -> None:
         """Follow a proposal whose first token stands for the next one to be emitted."""
         if token_ids:
-            self._live = [*self._live[1 - MAX_LIVE :], (token_ids, 0)]
+            self.live = [*self.live[1 - MAX_LIVE :], (token_ids, 0)]
 
     def emitted(self, token_ids: Sequence[int]) -> tuple[tuple[int, bool], ...]:
         """Return the scores that a round's tokens give, and drop what is wrong or used up.
@@ -40,14 +39,14 @@ class Scoring:
         scores: list[tuple[int, bool]] = []
         for token_id in token_ids:
             live: list[tuple[Sequence[int], int]] = []
-            for proposal, right in self._live:
+            for proposal, right in self.live:
                 hit = proposal[right] == token_id
                 scores.append((right + 1, hit))
                 if hit and right + 1 < len(proposal):
                     live.append((proposal, right + 1))
-            self._live = live
+            self.live = live
         return tuple(scores)
 
     def clear(self) -> None:
         """Let go of all proposals, as when a round verifies its drafts."""
-        self._live = []
+        self.live = []

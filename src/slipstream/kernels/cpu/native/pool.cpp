@@ -14,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 // A worker waits this long for the next step before it parks: longer than the Python between two
 // steps of a reply (30 to 110 us), far shorter than anybody would notice as load.
-constexpr auto SPIN = std::chrono::microseconds(200);
+constexpr auto SPIN = std::chrono::microseconds(400);
 // No balanced step of a few rows makes a member wait this long; a lost time slice does.
 constexpr auto STALL = std::chrono::microseconds(500);
 constexpr uint64_t ACTIVE_BITS = 10;
