@@ -8,8 +8,9 @@
     estimate        the speedup S(k) and the choice among widths
     widths, plan    sharing rows out in a batch; what a step would do
     explore         trials, and when a proposal is only scored; scoring scores it
-    ledger          the loss budget
+    ledger          the loss budget; accounts charges steps, quiet those that teach nothing
     profile         what outlives the process
+    record          writes what rounds took, for replay
     replay, traces  recorded pairings; simulator runs a policy on a virtual clock
 
 docs/policy.md has the model and the theorem, examples/policy_alone.py the shortest use.

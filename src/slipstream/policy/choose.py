@@ -16,29 +16,22 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.policy.acceptance import Acceptance
+from slipstream.policy.accounts import Accounts
 from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepOutcome, StepView
 from slipstream.policy.cost import DEFAULT_EDGES
-from slipstream.policy.estimate import speedup
 from slipstream.policy.explore import Explorer
 from slipstream.policy.ledger import Ledger
 from slipstream.policy.plan import Plan, plan_step, refuse
-from slipstream.policy.quiet import Quiet
 from slipstream.policy.request_policy import RequestPolicy
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
-from slipstream.types import MAX_K, Verdict
+from slipstream.types import MAX_K
 
-# Classic steps before the first draft, and at a context octave that is new to a known batch size.
-FIRST_CLASSIC = 3
 # Share of the gain that classic steps may cost while drafting pays, and their cadence in rounds:
 # often enough that heat shows within a second or two, seldom enough at small gains.
 CLASSIC_SHARE = 0.005
 CLASSIC_EVERY = (48, 512)
 
-
-# A free drafter whose proposals take more than the leak gives rests while more than this share of
-# the budget is owed, so that a round can still start.
-PEEK_SHARE = 0.5
 
 FIXED = "fixed: this k was asked for"
 NARROWED = "enable within the loss budget"
@@ -76,8 +69,7 @@ class MeasuredPolicy:
         self.rounds = 0
         # Whether a free drafter should be asked: not while its own time eats the budget.
         self.may_peek = True
-        self._quiet = Quiet()
-        self._last: StepOutcome | None = None  # looked at in full, and no step passed by since
+        self._accounts = Accounts(self.cost, self.ledger)
         self._explorer = Explorer(self.cost, self.ledger)
 
     def choose(self, view: RoundView) -> Decision:
@@ -112,7 +104,7 @@ class MeasuredPolicy:
             return self._classic(view, "decline: no draft is offered, or none fits")
         batch = len(view.rounds)
         kv = view.prefill_kv + sum([part.context_len for part in view.rounds])
-        if not self._classic_known(batch, kv - view.prefill_kv):
+        if not self.cost.knows_classic(batch, kv - view.prefill_kv):
             return self._classic(view, f"unmeasured: timing the classic step of batch {batch}")
         states = [self._state(part.request) for part in view.rounds]
         plan = plan_step(self.cost, view, states, limits, kv)
@@ -163,12 +155,12 @@ class MeasuredPolicy:
         for part in outcome.rounds:
             if part.request not in self.requests:
                 self.requests[part.request] = self._state(part.request)
-        self._charge(outcome)
+        self._accounts.charge(outcome, self.requests)
         self.cost.observe(outcome, self.rounds)
         for part in outcome.rounds:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
-        self._last = outcome
-        self.may_peek = self.ledger.debt_s <= 0.0 or self._may_peek(outcome)
+        self._accounts.last = outcome
+        self.may_peek = self.ledger.debt_s <= 0.0 or self._accounts.may_peek(outcome)
 
     def pass_by(
         self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float
@@ -185,25 +177,11 @@ class MeasuredPolicy:
         Returns:
             False if it has something to teach after all: then `observe_step` wants it.
         """
-        if self._last is not None:
-            self._start_quiet(self._last)
-            self._last = None
-        return self._quiet.add(requests, kv_tokens, draft_s, round_s)
+        return self._accounts.pass_by(requests, kv_tokens, draft_s, round_s)
 
     def settle(self) -> None:
         """Account for the steps that passed by. An engine does so before it asks for a choice."""
-        quiet = self._quiet
-        if not quiet.count:
-            return
-        self.rounds += quiet.count
-        self.ledger.leak(
-            value_s=min(quiet.count * quiet.value_s, quiet.classic_s), lost_s=quiet.draft_s
-        )
-        if len(quiet.requests) > 1:
-            for number in quiet.requests:
-                if number in self.requests:
-                    self.requests[number].neighbour.leak(value_s=quiet.count * quiet.value_s)
-        quiet.clear()
+        self.rounds += self._accounts.settle(self.requests)
 
     def forget(self, request: int) -> None:
         """Let go of a request that ended; what it taught about the pairing stays."""
@@ -239,37 +217,8 @@ class MeasuredPolicy:
             bandwidth_bound=self.cost.bandwidth_bound,
             pad_to=self.cost.pad_to,
         )
+        self._accounts = Accounts(self.cost, self.ledger)
         self._explorer = Explorer(self.cost, self.ledger)
-
-    def report(self, number: int) -> tuple[Verdict, str, float | None]:
-        """Return a request's verdict, its reason and the predicted speedup of its best width."""
-        state = self.requests.get(number)
-        if state is None or not self.cost.classic.time_s(1, state.context_len):
-            return "unmeasured", "unmeasured: no classic step was timed yet", None
-        if self.free and not state.acceptance.trials(1):
-            return "decline", "decline: the drafter found nothing to offer", None
-        limit = self.max_k
-        view = RoundView(
-            remaining=limit + 1, context_len=state.context_len, proposed=limit, ceiling=limit
-        )
-        step = StepView(rounds=(view,))
-        state = replace(state, k=0)  # what it would take to begin, whatever the last round was
-        plan = plan_step(self.cost, step, [state], [limit], state.context_len)
-        if plan is None or not plan.top.num_rows:
-            return "unmeasured", "unmeasured: no verify was timed yet", None
-        verdict: Verdict = "enable" if plan.num_rows else "decline"
-        return verdict, plan.reason(verdict), plan.top.speedup
-
-    def predict(self, number: int, k: int) -> float | None:
-        """Return the predicted speedup of a request that is alone and drafts k, None if unknown."""
-        state = self.requests.get(number)
-        if state is None:
-            return None
-        classic_s = self.cost.classic.time_s(1, state.context_len)
-        round_s = self.cost.round_s(k + 1, state.context_len, self.cost.draft_times[k])
-        if not classic_s or not round_s:
-            return None
-        return speedup(1.0 + state.acceptance.expected[k], classic_s, round_s)
 
     def _limit(self, view: RoundView) -> int:
         """Return the largest k of a round."""
@@ -282,11 +231,6 @@ class MeasuredPolicy:
         """Return what is known of a request, or what its first round will start from."""
         state = self.requests.get(request)
         return state or RequestState.start(self.acceptance.chances, self.rounds)
-
-    def _classic_known(self, batch: int, kv_tokens: int) -> bool:
-        """Tell whether classic steps of a batch size were timed at a context like this one."""
-        level = self.cost.classic.level(batch, kv_tokens)
-        return level is not None and self.cost.classic.samples(batch) >= FIRST_CLASSIC
 
     def _classic_stale(self, plan: Plan, kv_tokens: int) -> bool:
         """Tell whether the classic step should be timed again."""
@@ -315,58 +259,3 @@ class MeasuredPolicy:
             )
             for state, limit in zip(states, limits, strict=True)
         ]
-
-    def _may_peek(self, outcome: StepOutcome) -> bool:
-        """Tell whether a free drafter should be asked: the leak pays for it, or there is room."""
-        batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
-        classic_s = self.cost.classic_s(batch, kv)
-        if classic_s is None:
-            return True
-        room_s = self.ledger.room_s(classic_s, PEEK_SHARE)
-        return self.cost.peek_s(batch) <= max(room_s, self.ledger.rho * classic_s)
-
-    def _start_quiet(self, outcome: StepOutcome) -> None:
-        """Let steps like this one pass by, if what they are worth is known."""
-        batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
-        value_s = None
-        if outcome.prefill_rows == 0 and self._classic_known(batch, kv):
-            value_s = self.cost.value_s(batch, kv)
-        classic_s = value_s or 0.0
-        self._quiet.start(
-            outcome,
-            value_s,
-            room_s=self.ledger.room_s(classic_s, PEEK_SHARE),
-            leak_s=self.ledger.rho * classic_s,
-        )
-
-    def _charge(self, outcome: StepOutcome) -> None:
-        """Account for a step by what classic steps would have taken for its tokens."""
-        batch = len(outcome.rounds)
-        kv = sum([part.context_len for part in outcome.rounds])
-        classic_s = self.cost.value_s(batch, kv)
-        if classic_s is None:
-            return  # nothing drafts before a classic step was timed
-        token_s = classic_s / batch
-        riding = outcome.riding_rows
-        base_s = self.cost.step_value_s(batch, riding, kv, outcome.prefill_kv, classic_s)
-        if riding:
-            base_s += self.cost.drafting_s(outcome.fixed_widths)
-        shared_s = base_s - classic_s  # what the rows that ride along are worth to everybody
-        chosen = [part for part in outcome.rounds if not part.fixed]
-        drafted = any(part.k for part in chosen)
-        value_s = base_s + token_s * (sum([part.emitted for part in chosen]) - len(chosen))
-        if drafted:
-            self.ledger.charge(round_s=outcome.round_s, value_s=value_s)
-        else:
-            # A classic step is worth what it took, however wrong the estimate is.
-            value_s = min(value_s, max(outcome.round_s - outcome.draft_s, 0.0))
-            self.ledger.leak(value_s=value_s, lost_s=outcome.draft_s)
-        if batch == 1:
-            return
-        for part in outcome.rounds:
-            budget = self.requests[part.request].neighbour
-            if drafted:
-                worth_s = shared_s + classic_s * part.emitted
-                budget.charge(round_s=outcome.round_s, value_s=worth_s)
-            else:
-                budget.leak(value_s=classic_s)

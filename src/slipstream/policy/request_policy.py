@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slipstream.policy.base import Decision, RoundOutcome, RoundView
+from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepView
+from slipstream.policy.estimate import speedup
+from slipstream.policy.plan import plan_step
 from slipstream.types import Verdict
 
 if TYPE_CHECKING:
@@ -30,21 +32,19 @@ class RequestPolicy:
     @property
     def verdict(self) -> Verdict:
         """What the measurements say about this request."""
-        return "fixed" if self.fixed_k is not None else self.pairing.report(self.number)[0]
+        return "fixed" if self.fixed_k is not None else self._report()[0]
 
     @property
     def reason(self) -> str:
         """The verdict in words and numbers."""
         if self.fixed_k is not None:
             return f"fixed: k = {self.fixed_k} was asked for"
-        return self.pairing.report(self.number)[1]
+        return self._report()[1]
 
     @property
     def predicted_speedup(self) -> float | None:
         """S of the request's best width, or of its fixed one; None while unmeasured."""
-        if self.fixed_k is not None:
-            return self.pairing.predict(self.number, self.fixed_k)
-        return self.pairing.report(self.number)[2]
+        return self._report()[2] if self.fixed_k is None else self._predict(self.fixed_k)
 
     def choose(self, view: RoundView) -> Decision:
         """Return the next round's k."""
@@ -55,3 +55,33 @@ class RequestPolicy:
         """Take in what a round did."""
         fixed = self.fixed_k is not None
         self.pairing.observe(replace(outcome, request=self.number, fixed=fixed))
+
+    def _report(self) -> tuple[Verdict, str, float | None]:
+        """Return verdict, reason and S of the best width, as if the request were to begin now."""
+        policy = self.pairing
+        state = policy.requests.get(self.number)
+        if state is None or not policy.cost.classic.time_s(1, state.context_len):
+            return "unmeasured", "unmeasured: no classic step was timed yet", None
+        if policy.free and not state.acceptance.trials(1):
+            return "decline", "decline: the drafter found nothing to offer", None
+        limit, context_len = policy.max_k, state.context_len
+        view = RoundView(
+            remaining=limit + 1, context_len=context_len, proposed=limit, ceiling=limit
+        )
+        begun = replace(state, k=0)
+        plan = plan_step(policy.cost, StepView(rounds=(view,)), [begun], [limit], context_len)
+        if plan is None or not plan.top.num_rows:
+            return "unmeasured", "unmeasured: no verify was timed yet", None
+        verdict: Verdict = "enable" if plan.num_rows else "decline"
+        return verdict, plan.reason(verdict), plan.top.speedup
+
+    def _predict(self, k: int) -> float | None:
+        """Return S of a width, None if the request or its cost is unknown."""
+        cost, state = self.pairing.cost, self.pairing.requests.get(self.number)
+        if state is None:
+            return None
+        classic_s = cost.classic.time_s(1, state.context_len)
+        round_s = cost.round_s(k + 1, state.context_len, cost.draft_times[k])
+        if not classic_s or not round_s:
+            return None
+        return speedup(1.0 + state.acceptance.expected[k], classic_s, round_s)

@@ -16,6 +16,9 @@ from slipstream.policy.estimate import fallback_multiple
 from slipstream.policy.level import Level
 from slipstream.types import MAX_K
 
+# Classic steps of a batch size before its first draft, and at a context octave that is new to it
+# one: the first may compile, two agree.
+FIRST_CLASSIC = 3
 # The lower bound of a classic step lies this many standard errors below its mean.
 VALUE_SIGMAS = 1.0
 # Lower bound of a forward with prompt rows, as a share of its mean: such steps are never repeated
@@ -109,6 +112,11 @@ class RoundCost:
         """Take in the drafting of k tokens that was timed outside serving."""
         self._has_drafted = True
         self._add_draft(k, seconds, 0)
+
+    def knows_classic(self, batch: int, kv_tokens: int) -> bool:
+        """Tell whether classic steps of a batch size were timed at a context like this one."""
+        level = self.classic.level(batch, kv_tokens)
+        return level is not None and self.classic.samples(batch) >= FIRST_CLASSIC
 
     def classic_s(self, batch: int, kv_tokens: int) -> float | None:
         """Return a classic step's seconds; guessed from a verify only where none was measured."""

@@ -1,0 +1,112 @@
+"""Keeps a pairing's loss budgets: what each step is worth, what it cost, who pays.
+
+The pairing's own budget is charged with what a step took beyond what the same step without the
+policy's drafts is worth. In a batch each request has a second one, which bounds what drafts of its
+neighbours may cost it. Steps that have nothing to teach are added up and accounted for together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slipstream.policy.base import StepOutcome
+from slipstream.policy.ledger import Ledger
+from slipstream.policy.quiet import Quiet
+from slipstream.policy.request_state import RequestState
+from slipstream.policy.round_cost import RoundCost
+
+# A free drafter whose proposals take more than the leak gives rests while more than this share of
+# the budget is owed, so that a round can still start.
+PEEK_SHARE = 0.5
+
+
+class Accounts:
+    """Charges steps.
+
+    Attributes:
+        last: the step that was looked at in full, while no step has passed by since.
+    """
+
+    def __init__(self, cost: RoundCost, ledger: Ledger) -> None:
+        self._cost = cost
+        self._ledger = ledger
+        self._quiet = Quiet()
+        self.last: StepOutcome | None = None
+
+    def charge(self, outcome: StepOutcome, requests: Mapping[int, RequestState]) -> None:
+        """Account for a step by what classic steps would have taken for its tokens."""
+        batch = len(outcome.rounds)
+        kv = sum([part.context_len for part in outcome.rounds])
+        classic_s = self._cost.value_s(batch, kv)
+        if classic_s is None:
+            return  # nothing drafts before a classic step was timed
+        riding = outcome.riding_rows
+        base_s = self._cost.step_value_s(batch, riding, kv, outcome.prefill_kv, classic_s)
+        if riding:
+            base_s += self._cost.drafting_s(outcome.fixed_widths)
+        chosen = [part for part in outcome.rounds if not part.fixed]
+        drafted = any(part.k for part in chosen)
+        gained = sum([part.emitted for part in chosen]) - len(chosen)
+        value_s = base_s + classic_s / batch * gained
+        if drafted:
+            self._ledger.charge(round_s=outcome.round_s, value_s=value_s)
+        else:
+            # A classic step is worth what it took, however wrong the estimate is.
+            value_s = min(value_s, max(outcome.round_s - outcome.draft_s, 0.0))
+            self._ledger.leak(value_s=value_s, lost_s=outcome.draft_s)
+        if batch == 1:
+            return
+        shared_s = base_s - classic_s  # what the rows that ride along are worth to everybody
+        for part in outcome.rounds:
+            budget = requests[part.request].neighbour
+            if drafted:
+                worth_s = shared_s + classic_s * part.emitted
+                budget.charge(round_s=outcome.round_s, value_s=worth_s)
+            else:
+                budget.leak(value_s=classic_s)
+
+    def may_peek(self, outcome: StepOutcome) -> bool:
+        """Tell whether a free drafter should be asked: the leak pays for it, or there is room."""
+        batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
+        classic_s = self._cost.classic_s(batch, kv)
+        if classic_s is None:
+            return True
+        room_s = self._ledger.room_s(classic_s, PEEK_SHARE)
+        return self._cost.peek_s(batch) <= max(room_s, self._ledger.rho * classic_s)
+
+    def pass_by(
+        self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float
+    ) -> bool:
+        """Add a classic step to those that passed by; False if it should be looked at in full."""
+        if self.last is not None:
+            self._start_quiet(self.last)
+            self.last = None
+        return self._quiet.add(requests, kv_tokens, draft_s, round_s)
+
+    def settle(self, requests: Mapping[int, RequestState]) -> int:
+        """Account for the steps that passed by and return how many there were."""
+        quiet, count = self._quiet, self._quiet.count
+        if not count:
+            return 0
+        value_s = count * quiet.value_s
+        self._ledger.leak(value_s=min(value_s, quiet.classic_s), lost_s=quiet.draft_s)
+        if len(quiet.requests) > 1:
+            for number in quiet.requests:
+                if number in requests:
+                    requests[number].neighbour.leak(value_s=value_s)
+        quiet.clear()
+        return count
+
+    def _start_quiet(self, outcome: StepOutcome) -> None:
+        """Let steps like this one pass by, if what they are worth is known."""
+        batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
+        value_s = None
+        if outcome.prefill_rows == 0 and self._cost.knows_classic(batch, kv):
+            value_s = self._cost.value_s(batch, kv)
+        classic_s = value_s or 0.0
+        self._quiet.start(
+            outcome,
+            value_s,
+            room_s=self._ledger.room_s(classic_s, PEEK_SHARE),
+            leak_s=self._ledger.rho * classic_s,
+        )
