@@ -58,24 +58,33 @@ def test_a_second_load_reads_what_the_first_one_kept(
     assert second.policy.cost.verify.time_s(8, 0) == first.policy.cost.verify.time_s(8, 0)
 
 
-def test_a_profile_that_no_longer_holds_is_measured_again_and_its_debt_stays(
+def test_a_profile_that_no_longer_holds_is_set_aside_and_replaced_the_second_time(
     model: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """One busy minute must not cost what a quiet one has measured; two in a row are believed."""
     first = slipstream.load(model, **SMALL)
     assert first.policy is not None
     first.policy.ledger.debt_s = 0.0125
     first.close()
+    (path,) = profiles(tmp_path)
+    kept = json.loads(path.read_text())["state"]["cost"]
     monkeypatch.setattr("slipstream.engine.load.best_of", lambda forwards, rows: 5.0)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         second = slipstream.load(model, **SMALL)
-    assert second.pairing.profile.startswith("new: ")
+    assert second.pairing.profile.startswith("set aside, ")
     assert second.policy is not None
     assert second.policy.ledger.debt_s == 0.0125
     assert second.policy.cost.classic.time_s(1, 0) is None
-    assert caplog.records[0].getMessage().startswith("the profile is discarded")
+    assert caplog.records[0].getMessage().startswith("the profile is set aside")
+    second.close()
+    assert json.loads(path.read_text())["state"]["cost"] == kept
+    third = slipstream.load(model, **SMALL)
+    assert third.pairing.profile.startswith("new: ")
+    third.close()
+    assert json.loads(path.read_text())["state"]["cost"] != kept
 
 
 def test_profile_off_reads_and_leaves_nothing(model: str, tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_budget_spent_is_said() -> None:
     policy.ledger.debt_s = 1.0
     decision = policy.choose(view())
     assert decision.k == 0
-    assert decision.reason.startswith("decline: the loss budget is spent: 1000.0 ms are owed")
+    assert decision.reason.startswith("decline: the loss budget is spent: 1000.0 of ")
 
 
 def test_classic_step_is_measured_again_while_drafting_pays() -> None:
@@ -432,3 +432,71 @@ def test_what_the_budget_does_not_allow_is_narrowed_before_it_is_given_up() -> N
     assert policy.ledger.may_start(worst_s=worst_s, anchors_s=value_s, classic_s=classic_s)
     policy.ledger.debt_s = 8.0 * classic_s
     assert policy.choose(view()).k == 0
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_a_report_says_that_the_budget_is_spent(free: bool) -> None:
+    policy = MeasuredPolicy(free=free)
+    world = flat_world(0.8, free=free)
+    calibrate(policy, world)
+    run(world, policy, random.Random(0), num_rounds=50, request=7)
+    request = policy.request(7)
+    assert request.verdict == "enable"
+    policy.ledger.debt_s = 5.0
+    assert request.verdict == "decline"
+    assert request.reason.startswith("decline: the loss budget is spent: 5000.0 of ")
+    assert request.predicted_speedup is not None
+
+
+def test_a_report_tells_a_resting_drafter_from_one_with_nothing_to_offer() -> None:
+    policy = MeasuredPolicy(free=True)
+    for _ in range(4):
+        policy.observe_step(step_outcome([outcome(0, 0, 0.01)], 0.01))
+    assert policy.request(0).reason == "decline: the drafter found nothing to offer"
+    policy.ledger.debt_s = 0.07
+    policy.observe_step(
+        StepOutcome(rounds=[outcome(0, 0, 0.01)], draft_s=0.001, verify_s=0.01, round_s=0.011)
+    )
+    assert policy.rests
+    assert policy.request(0).reason.startswith("decline: the loss budget is spent: 7")
+
+
+def test_a_lookup_that_was_slow_once_is_asked_again_and_believed() -> None:
+    """One cold lookup dearer than the leak, while much is owed, must not silence it for ever."""
+    policy = MeasuredPolicy(free=True)
+    for _ in range(4):
+        policy.observe_step(step_outcome([outcome(0, 0, 0.01)], 0.01))
+    policy.ledger.debt_s = 0.07
+
+    def step(draft_s: float) -> None:
+        policy.observe_step(
+            StepOutcome(
+                rounds=[outcome(0, 0, 0.01)],
+                draft_s=draft_s,
+                verify_s=0.01,
+                round_s=0.01 + draft_s,
+            )
+        )
+
+    step(0.0003)
+    asked = 0
+    for _ in range(400):
+        asked += policy.may_peek
+        step(0.00001 if policy.may_peek else 0.0)
+    assert not policy.rests
+    assert asked > 200
+
+
+def test_a_classic_step_that_drafted_rounds_belie_is_timed_again() -> None:
+    """A machine that was busy when the classic step was timed, and is not any more."""
+    policy = MeasuredPolicy()
+    for _ in range(3):
+        policy.observe(outcome(0, 0, 0.03))
+    for rows in range(1, 9):
+        policy.cost.calibrate(rows, 100, 0.005)
+    waited = 0
+    while policy.choose(view()).k:
+        policy.observe(outcome(policy.choose(view()).k, 0, 0.005))
+        waited += 1
+    assert policy.choose(view()).reason == "classic: its time is measured again"
+    assert waited <= 8

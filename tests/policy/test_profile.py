@@ -71,7 +71,7 @@ def test_damaged_file_is_ignored_with_one_line(
     (tmp_path / KEY.file_name).write_text(text, encoding="utf-8")
     policy = MeasuredPolicy()
     before = policy.snapshot()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         assert not load_profile(tmp_path, KEY, policy)
     assert len(caplog.records) == 1
     assert "is ignored" in caplog.text
@@ -136,9 +136,10 @@ def test_sentinel_accepts_the_same_machine_and_discards_another(
     def measure(rows: int) -> float:
         return WORLD.forward_s(rows, 0, 0)
 
+    caplog.set_level(logging.INFO)
     assert passes_sentinel(learned, measure)
     assert passes_sentinel(learned, lambda rows: 1.1 * measure(rows))
     assert not passes_sentinel(learned, lambda rows: 1.5 * measure(rows))
     assert not passes_sentinel(learned, lambda rows: measure(1) * rows)
-    assert "the profile is discarded: 4 rows take" in caplog.text
+    assert "the profile is set aside: 4 rows take" in caplog.text
     assert not passes_sentinel(MeasuredPolicy(), measure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from slipstream.cli import main
+from slipstream.cli.view import closing_line
 from slipstream.config import EngineConfig
 from slipstream.errors import CapacityError, LoadError, RequestError
 from slipstream.types import Chunk, Reply, SamplingParams, SpeculationReport, Timing, Usage
@@ -339,3 +341,15 @@ def test_closed_pipe_is_quiet() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (run.returncode, run.stderr) == (1, b"")
+
+
+def test_the_closing_line_says_what_was_gained_and_the_seed_that_was_drawn() -> None:
+    report = dataclasses.replace(REPLY.speculation, classic_rounds=5, classic_ms=250.0)
+    reply = dataclasses.replace(REPLY, speculation=report)
+    assert "4 tokens, 6.0 tok/s, 1.50x its classic steps, " in closing_line(reply)
+    assert "seed 17" in closing_line(reply, seed_matters=True)
+    assert "seed" not in closing_line(reply)
+    few = dataclasses.replace(report, classic_rounds=2)
+    assert "its classic steps" not in closing_line(dataclasses.replace(reply, speculation=few))
+    one = dataclasses.replace(reply, usage=Usage(prompt_tokens=3, completion_tokens=1))
+    assert closing_line(one).startswith("1 token, ")

@@ -92,7 +92,8 @@ def generate(
     if json_output:
         # ASCII, so that no character of the text can pass for the end of the line.
         print(json.dumps(_as_json(reply), allow_nan=False), flush=True)
-    print_faint(closing_line(reply), sys.stderr)
+    drawn = params.temperature > 0 and params.seed is None
+    print_faint(closing_line(reply, seed_matters=drawn), sys.stderr)
 
 
 def _open_for_writing(path: Path) -> TextIO:

@@ -155,13 +155,32 @@ def harmless(text: str) -> str:
     return text.translate(_PICTURES)
 
 
-def closing_line(reply: Reply) -> str:
-    """Say in one line how fast a reply was and what speculation had to do with it."""
-    report = reply.speculation
+def gain(reply: Reply) -> float | None:
+    """Return how many times faster a reply came than by its own classic steps alone.
+
+    None where it had fewer than three, or nothing was drafted.
+    """
+    report, decode_s = reply.speculation, reply.timing.decode_s
+    if not report.rounds or report.classic_rounds < 3 or not report.classic_ms or not decode_s:
+        return None
+    return (reply.usage.completion_tokens - 1) * report.classic_ms / 1e3 / decode_s
+
+
+def closing_line(reply: Reply, *, seed_matters: bool = False) -> str:
+    """Say in one line how fast a reply was and what speculation had to do with it.
+
+    Args:
+        seed_matters: the seed was drawn and is what it takes to get the reply again.
+    """
+    report, count = reply.speculation, reply.usage.completion_tokens
     parts = [
-        f"{reply.usage.completion_tokens} tokens{_ENDS.get(reply.finish_reason, '')}",
+        f"{count} token{'s' * (count != 1)}{_ENDS.get(reply.finish_reason, '')}",
         f"{reply.timing.decode_tokens_per_s:.1f} tok/s",
     ]
+    if (gained := gain(reply)) is not None:
+        parts.append(f"{gained:.2f}x its classic steps")
+    if seed_matters:
+        parts.append(f"seed {reply.seed}")
     if report.acceptance_length is not None:
         parts.append(f"acceptance length {report.acceptance_length:.2f}")
     parts.append(f"rounds: {report.rounds} speculative and {report.classic_rounds} classic")

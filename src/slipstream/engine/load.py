@@ -75,17 +75,19 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
         pairing.key = profile_key(target.backend, fingerprint, config)
     with idle_forwards(target, widest) as forwards:
         if pairing.folder is not None and pairing.key is not None:
-            known = load_profile(pairing.folder, pairing.key, policy)
-            if known and passes_sentinel(policy, partial(best_of, forwards)):
+            found = load_profile(pairing.folder, pairing.key, policy)
+            if found and passes_sentinel(policy, partial(best_of, forwards)):
                 pairing.profile = f"read: {pairing.path}"
                 return
-            if known:  # what it says of time is wrong, what it says of text and debt is not
+            if found:  # what it says of time is wrong, what it says of text and debt is not
                 policy.forget_costs()
+                pairing.doubted_costs = None if found.doubted else found.costs
         counts = row_counts(policy, config.max_num_seqs, widest)
         timed = time_rows(forwards, counts)
     calibrate(policy, timed, 0)
     where = "kept nowhere" if pairing.path is None else f"to be kept in {pairing.path}"
-    pairing.profile = f"new: {len(timed)} row counts timed at load, {where}"
+    what = "new" if pairing.doubted_costs is None else "set aside, its times did not hold"
+    pairing.profile = f"{what}: {len(timed)} row counts timed at load, {where}"
 
 
 def choose_backend(config: EngineConfig) -> Backend:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
@@ -30,6 +31,7 @@ class Pairing:
         policy: None where nothing will ever be drafted.
         folder, key: where the profile is kept; None keeps none.
         profile: what the profile's state is, for reports.
+        doubted_costs: times of the profile that did not hold when this run began.
     """
 
     make_drafter: MakeDrafter | None
@@ -37,6 +39,7 @@ class Pairing:
     folder: Path | None = None
     key: ProfileKey | None = None
     profile: str = "none: nothing is kept"
+    doubted_costs: Mapping[str, Any] | None = None
 
     @classmethod
     def fresh(cls, config: EngineConfig, make_drafter: MakeDrafter | None) -> Pairing:
@@ -61,7 +64,7 @@ class Pairing:
         if self.policy is None or self.folder is None or self.key is None:
             return
         try:
-            save_profile(self.folder, self.key, self.policy)
+            save_profile(self.folder, self.key, self.policy, doubted_costs=self.doubted_costs)
         except OSError as error:
             _log.warning("the profile cannot be written: %s", error)
 

@@ -58,6 +58,7 @@ def survey(
     """
     target, config = engine.target, engine.config
     policy.forget_costs()
+    engine.pairing.doubted_costs = None  # what is measured now was asked for
     progress("bandwidth", 0.0)
     bandwidth, _ = read_bandwidth(BANDWIDTH_REPEATS)
     progress("bandwidth", 1.0)

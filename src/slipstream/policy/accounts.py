@@ -7,6 +7,7 @@ neighbours may cost it. Steps that have nothing to teach are added up and accoun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from slipstream.policy.base import StepOutcome
@@ -15,9 +16,11 @@ from slipstream.policy.quiet import Quiet
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
 
-# A free drafter whose proposals take more than the leak gives rests while more than this share of
-# the budget is owed, so that a round can still start.
+# A free drafter whose proposals take more than the leak gives is asked less often while more than
+# this share of the budget is owed, so that a round can still start.
 PEEK_SHARE = 0.5
+# Steps between two proposals of a drafter that calls itself free and is not, at most.
+SELDOM = 256
 
 
 class Accounts:
@@ -65,14 +68,26 @@ class Accounts:
             else:
                 budget.leak(value_s=classic_s)
 
-    def may_peek(self, outcome: StepOutcome) -> bool:
-        """Tell whether a free drafter should be asked: the leak pays for it, or there is room."""
+    @property
+    def num_waiting(self) -> int:
+        """Steps that passed by and are not accounted for."""
+        return self._quiet.count
+
+    def peek_every(self, outcome: StepOutcome) -> int:
+        """Return in how many steps a free drafter is asked once.
+
+        In every one while the budget has room, or the leak pays for it; else so seldom that half of
+        the leak does. It is never left alone altogether: what one cold lookup took would else be
+        believed for ever.
+        """
         batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
         classic_s = self._cost.classic_s(batch, kv)
-        if classic_s is None:
-            return True
-        room_s = self._ledger.room_s(classic_s, PEEK_SHARE)
-        return self._cost.peek_s(batch) <= max(room_s, self._ledger.rho * classic_s)
+        if self._ledger.debt_s <= 0.0 or classic_s is None:
+            return 1
+        peek_s, leak_s = self._cost.peek_s(batch), self._ledger.rho * classic_s
+        if peek_s <= max(self._ledger.room_s(classic_s, PEEK_SHARE), leak_s):
+            return 1
+        return min(math.ceil(peek_s / (PEEK_SHARE * leak_s)), SELDOM)
 
     def pass_by(
         self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float

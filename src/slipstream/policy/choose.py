@@ -31,6 +31,10 @@ from slipstream.types import MAX_K
 # often enough that heat shows within a second or two, seldom enough at small gains.
 CLASSIC_SHARE = 0.005
 CLASSIC_EVERY = (48, 512)
+# A round that drafts is believed to take less than this share of a classic step only for so many
+# rounds: then the classic step is timed again, whatever its cadence.
+CLASSIC_TOO_SLOW = 0.9
+CLASSIC_AGAIN = 8
 
 
 FIXED = "fixed: this k was asked for"
@@ -67,8 +71,7 @@ class MeasuredPolicy:
         self.ledger = Ledger()
         self.requests: dict[int, RequestState] = {}
         self.rounds = 0
-        # Whether a free drafter should be asked: not while its own time eats the budget.
-        self.may_peek = True
+        self._peek_every = 1  # steps
         self._accounts = Accounts(self.cost, self.ledger)
         self._explorer = Explorer(self.cost, self.ledger)
 
@@ -121,11 +124,11 @@ class MeasuredPolicy:
                 if refusal is None:
                     return wanted.decisions(what)
                 if what == "enable":
-                    less = self._affordable(plan, view, states, limits, kv)
+                    less = self.affordable(plan, view, states, limits, kv)
                     return less.decisions(NARROWED) if less else self._classic(view, refusal)
         return self._declined(view, plan, states, limits, kv)
 
-    def _affordable(
+    def affordable(
         self,
         plan: Plan,
         view: StepView,
@@ -160,7 +163,18 @@ class MeasuredPolicy:
         for part in outcome.rounds:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
         self._accounts.last = outcome
-        self.may_peek = self.ledger.debt_s <= 0.0 or self._accounts.may_peek(outcome)
+        self._peek_every = self._accounts.peek_every(outcome)
+
+    @property
+    def may_peek(self) -> bool:
+        """Whether a free drafter should be asked in this step."""
+        every = self._peek_every
+        return every == 1 or (self.rounds + self._accounts.num_waiting) % every == 0
+
+    @property
+    def rests(self) -> bool:
+        """Whether a free drafter is asked in some steps only, since too much is owed."""
+        return self._peek_every > 1
 
     def pass_by(
         self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float
@@ -237,9 +251,13 @@ class MeasuredPolicy:
         level = self.cost.classic.level(plan.batch, kv_tokens)
         if level is None:
             return True
+        age = self.rounds - level.seen_at
+        # No round that drafts is faster than a classic step, unless the machine has changed since.
+        if plan.round_s < CLASSIC_TOO_SLOW * plan.base_s and age >= CLASSIC_AGAIN:
+            return True
         lost_s = (plan.top.speedup - 1.0) * plan.base_s
         wanted = lost_s / (CLASSIC_SHARE * plan.round_s)
-        return self.rounds - level.seen_at >= min(max(wanted, CLASSIC_EVERY[0]), CLASSIC_EVERY[1])
+        return age >= min(max(wanted, CLASSIC_EVERY[0]), CLASSIC_EVERY[1])
 
     def _classic(self, view: StepView, reason: str, shadow: int = 0) -> list[Decision]:
         return [Decision(k=0, reason=reason, shadow=shadow) for _ in view.rounds]

@@ -69,6 +69,10 @@ class Ledger:
         """
         self._add(lost_s, value_s)
 
+    def owed(self, classic_s: float) -> str:
+        """Return the debt beside the capacity in words, e.g. "12.3 of 21.6 ms"."""
+        return f"{1e3 * self.debt_s:.1f} of {1e3 * self.capacity_steps * classic_s:.1f} ms"
+
     def room_s(self, classic_s: float, share: float) -> float:
         """Return the seconds that may be lost before so much of the capacity is owed."""
         return share * self.capacity_steps * classic_s - self.debt_s

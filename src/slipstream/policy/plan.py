@@ -157,7 +157,7 @@ def refuse(plan: Plan, ledger: Ledger, states: Sequence[RequestState]) -> str | 
         ):
             whose = "the loss budget" if budget is ledger else "a neighbour's budget"
             return (
-                f"decline: {whose} is spent: {1e3 * budget.debt_s:.1f} ms are owed and the round "
+                f"decline: {whose} is spent: {budget.owed(plan.classic_s)} are owed and the round "
                 f"may lose {1e3 * (plan.worst_s - plan.value_s):.1f} ms"
             )
     return None

@@ -51,15 +51,41 @@ class ProfileKey:
         return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
-def save_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A profile that was read.
+
+    Attributes:
+        costs: what it says of times, as JSON values.
+        doubted: the run before this one found that they do not hold.
+    """
+
+    costs: Mapping[str, Any]
+    doubted: bool
+
+
+def save_profile(
+    folder: Path,
+    key: ProfileKey,
+    policy: MeasuredPolicy,
+    *,
+    doubted_costs: Mapping[str, Any] | None = None,
+) -> Path:
     """Write what a policy has learned and return the file.
+
+    Args:
+        doubted_costs: kept in place of the policy's own, which may be those of one busy minute;
+            the next run that doubts them as well replaces them.
 
     Raises:
         OSError: the folder cannot be written; an older profile is still whole.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / key.file_name
-    content = {"version": VERSION, "key": asdict(key), "state": policy.snapshot()}
+    state, doubted = policy.snapshot(), doubted_costs is not None
+    if doubted:
+        state["cost"] = doubted_costs
+    content = {"version": VERSION, "key": asdict(key), "state": state, "doubted": doubted}
     text = json.dumps(content, indent=1, allow_nan=False)
     handle, name = tempfile.mkstemp(dir=folder, prefix=".profile-", suffix=".tmp")
     try:
@@ -75,10 +101,10 @@ def save_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> Path:
     return path
 
 
-def load_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> bool:
-    """Restore a policy from its profile; return whether there was one that can be used.
+def load_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> Found | None:
+    """Restore a policy from its profile and return it, None if there is none that can be used.
 
-    The policy is untouched if not.
+    The policy is untouched then.
     """
     path = folder / key.file_name
     try:
@@ -88,15 +114,15 @@ def load_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> bool:
             state = content["state"]
             MeasuredPolicy().restore(state)  # whatever does not fit raises here
             policy.restore(state)
-            return True
+            return Found(costs=state["cost"], doubted=content.get("doubted") is True)
     except FileNotFoundError:
-        return False
+        return None
     except OSError as error:
         problem = error.strerror or "it cannot be read"
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
         problem = "it is damaged"
     _log.warning("profile %s is ignored: %s", path, problem)
-    return False
+    return None
 
 
 def read_profile(path: Path) -> dict[str, Any]:
@@ -134,8 +160,8 @@ def passes_sentinel(policy: MeasuredPolicy, measure: Callable[[int], float]) -> 
             continue
         measured = measure(rows)
         if abs(measured - expected) > SENTINEL_TOLERANCE * expected:
-            _log.warning(
-                "the profile is discarded: %d rows take %.2f ms, it says %.2f ms",
+            _log.info(
+                "the profile is set aside: %d rows take %.2f ms, it says %.2f ms",
                 rows,
                 1e3 * measured,
                 1e3 * expected,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepView
 from slipstream.policy.estimate import speedup
-from slipstream.policy.plan import plan_step
+from slipstream.policy.plan import plan_step, refuse
 from slipstream.types import Verdict
 
 if TYPE_CHECKING:
@@ -62,18 +62,30 @@ class RequestPolicy:
         state = policy.requests.get(self.number)
         if state is None or not policy.cost.classic.time_s(1, state.context_len):
             return "unmeasured", "unmeasured: no classic step was timed yet", None
+        owed = policy.ledger.owed(policy.cost.classic_s(1, state.context_len) or 0.0)
         if policy.free and not state.acceptance.trials(1):
-            return "decline", "decline: the drafter found nothing to offer", None
+            what = "the drafter found nothing to offer"
+            if policy.rests:
+                what = (
+                    f"the loss budget is spent: {owed} are owed, and lookups rest until it is paid"
+                )
+            return "decline", f"decline: {what}", None
         limit, context_len = policy.max_k, state.context_len
         view = RoundView(
             remaining=limit + 1, context_len=context_len, proposed=limit, ceiling=limit
         )
         begun = replace(state, k=0)
-        plan = plan_step(policy.cost, StepView(rounds=(view,)), [begun], [limit], context_len)
+        step = StepView(rounds=(view,))
+        plan = plan_step(policy.cost, step, [begun], [limit], context_len)
         if plan is None or not plan.top.num_rows:
             return "unmeasured", "unmeasured: no verify was timed yet", None
-        verdict: Verdict = "enable" if plan.num_rows else "decline"
-        return verdict, plan.reason(verdict), plan.top.speedup
+        best = min(plan.top.speedup, 1.0 + plan.top.num_rows)
+        if not plan.num_rows:
+            return "decline", plan.reason("decline"), best
+        refusal = refuse(plan, policy.ledger, [begun])
+        if refusal and not policy.affordable(plan, step, [begun], [limit], context_len):
+            return "decline", refusal, best
+        return "enable", plan.reason("enable"), best
 
     def _predict(self, k: int) -> float | None:
         """Return S of a width, None if the request or its cost is unknown."""

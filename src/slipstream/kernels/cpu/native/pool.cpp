@@ -48,7 +48,7 @@ void Team::stop() {
 }
 
 void Team::run(void (*fn)(void*, int), void* context, int active) {
-  stalled_.store(false, std::memory_order_relaxed);
+  waits_.store(0, std::memory_order_relaxed);
   if (long(getpid()) != owner_) active = 1;
   active_ = active;
   if (active == 1) return fn(context, 0);
@@ -69,10 +69,8 @@ void Team::run(void (*fn)(void*, int), void* context, int active) {
 
 void Team::wait_long(unsigned phase) {
   const auto start = Clock::now();
-  while (phase_.load(std::memory_order_acquire) == phase) {
-    std::this_thread::yield();
-    if (Clock::now() - start > STALL) stalled_.store(true, std::memory_order_relaxed);
-  }
+  while (phase_.load(std::memory_order_acquire) == phase) std::this_thread::yield();
+  if (Clock::now() - start > STALL) waits_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Team::work(int member) {
