@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.drafters.base import Drafter
+from slipstream.engine.budget import RowBudget
 from slipstream.engine.calibrate import calibrate, idle_forwards, row_counts, time_rows
 from slipstream.engine.engine import Engine
 from slipstream.engine.load import load
@@ -46,7 +47,8 @@ class Model:
         pairing = Pairing.fresh(config, make_drafter)
         if pairing.policy is not None and timed:
             counts = row_counts(pairing.policy, 1, pairing.policy.max_k + 1)
-            with idle_forwards(self.target, max(counts)) as forwards:
+            budget = RowBudget.of(config, self.target.arch.vocab_size)
+            with idle_forwards(self.target, budget, max(counts)) as forwards:
                 calibrate(pairing.policy, time_rows(forwards, counts, budget_s=CALIBRATION_S), 0)
         return Engine(
             self.target,

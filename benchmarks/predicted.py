@@ -37,9 +37,11 @@ UNSTEADY = 0.04
 
 def timed(model: Any, k: int) -> float:
     """Return the seconds of a verify, timed outside serving in turn with classic forwards."""
+    from slipstream.engine.budget import RowBudget
     from slipstream.engine.calibrate import idle_forwards, time_rows
 
-    with idle_forwards(model.target, k + 1, CONTEXT) as forwards:
+    budget = RowBudget.of(model.engine.config, model.target.arch.vocab_size)
+    with idle_forwards(model.target, budget, k + 1, CONTEXT) as forwards:
         forwards.fill(CONTEXT)
         times_s = time_rows(forwards, [1, k + 1], passes=PASSES, budget_s=5.0)
     return times_s[k + 1]

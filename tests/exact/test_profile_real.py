@@ -178,3 +178,54 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert f"cannot write {path}" in captured.err
+
+
+def test_a_trace_is_written_after_the_reply_and_an_old_file_is_kept_until_then(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("keep me")
+    words = ["generate", model, "-p", "x", "--raw", "--max-tokens", "3", *FLAGS]
+    assert main([*words, "--stop-token-id", "99999999", "--record", str(old)]) == 2
+    assert old.read_text() == "keep me"
+    capsys.readouterr()
+    assert main([*words, "--json", "--record", "/dev/full"]) == 1
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["token_ids"]) == 3
+    assert "cannot write /dev/full: No space left on device" in captured.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-tokens", "16"],
+        ["--max-model-len", "3"],
+        ["--max-batch-rows", "8", "--max-num-seqs", "1"],
+        ["--verify-pad", "256"],
+    ],
+)
+def test_small_pools_contexts_and_steps_are_timed_as_far_as_they_go(
+    model: str, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["generate", model, "-p", "a", "--raw", "--max-tokens", "2", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["usage"]["completion_tokens"] == 2
+
+
+def test_measuring_less_forgets_no_more(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = ["--max-model-len", "2048", "--max-num-seqs", "1"]
+    assert main(["profile", model, *wide]) == 0
+    assert "1024+" in capsys.readouterr().out
+    assert main(["profile", model, *FLAGS]) == 0
+    assert "1024+" in capsys.readouterr().out
+
+
+def test_what_could_not_be_kept_is_an_error_of_profile(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "profiles").write_text("a file is in the way")
+    assert main(["profile", model, *FLAGS]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == "kept nowhere"
+    assert "what was measured could not be kept" in captured.err

@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
+from slipstream.errors import ConfigError
 from slipstream.policy.choose import MeasuredPolicy
-from slipstream.policy.profile import ProfileKey, load_profile, passes_sentinel, save_profile
+from slipstream.policy.profile import (
+    LARGEST,
+    ProfileKey,
+    load_profile,
+    passes_sentinel,
+    read_profile,
+    save_profile,
+)
 from slipstream.policy.simulator import run
 from tests.policy.worlds import calibrate, flat_world, share_drafting, view
 
@@ -143,3 +151,78 @@ def test_sentinel_accepts_the_same_machine_and_discards_another(
     assert not passes_sentinel(learned, lambda rows: measure(1) * rows)
     assert "the profile is set aside: 4 rows take" in caplog.text
     assert not passes_sentinel(MeasuredPolicy(), measure)
+
+
+DAMAGE: list[tuple[tuple[Any, ...], Any]] = [
+    (("debt_s",), 10**400),
+    (("debt_s",), 1e300),
+    (("debt_s",), -1.0),
+    (("debt_s",), True),
+    (("cost", "draft", 0, 0), 0),
+    (("cost", "draft", 0, 0), 1.5),
+    (("cost", "draft", 0, 0), 99),
+    (("cost", "classic", 0, 0), 0.5),
+    (("cost", "classic", 0, 2), 0.0),
+    (("cost", "verify", 0, 1), 0),
+    (("cost", "verify", 0, 1), 1e18),
+    (("cost", "verify", 0, 2), []),
+    (("cost", "verify", 0), [1, 2]),
+    (("cost", "verify"), {}),
+    (("cost", "overheads", 0, 0), []),
+    (("cost", "overheads"), []),
+    (("acceptance", 0), []),
+    (("acceptance", 0), 1.7e308),
+    (("acceptance",), []),
+    (("acceptance",), [0.5] * 99),
+    (("cost",), None),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), DAMAGE)
+def test_one_wrong_number_anywhere_is_one_line_and_no_profile(
+    learned: MeasuredPolicy,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    place: tuple[Any, ...],
+    value: Any,
+) -> None:
+    path = save_profile(tmp_path, KEY, learned)
+    content = json.loads(path.read_text())
+    spot = content["state"]
+    for step in place[:-1]:
+        spot = spot[step]
+    assert spot[place[-1]] != value
+    spot[place[-1]] = value
+    path.write_text(json.dumps(content))
+    policy = MeasuredPolicy()
+    before = policy.snapshot()
+    assert not load_profile(tmp_path, KEY, policy)
+    assert policy.snapshot() == before
+    assert [record.getMessage() for record in caplog.records] == [
+        f"profile {path} is ignored: it is damaged"
+    ]
+    with pytest.raises(ConfigError, match="it is damaged"):
+        read_profile(tmp_path, KEY)
+
+
+def test_what_is_no_plain_file_is_not_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / KEY.file_name)
+    assert not load_profile(tmp_path, KEY, MeasuredPolicy())
+    assert "it is damaged" in caplog.text
+    (tmp_path / KEY.file_name).unlink()
+    (tmp_path / KEY.file_name).write_text(" " * (LARGEST + 1))
+    assert not load_profile(tmp_path, KEY, MeasuredPolicy())
+
+
+def test_a_profile_of_another_pairing_is_not_shown_for_this_one(
+    learned: MeasuredPolicy, tmp_path: Path
+) -> None:
+    path = save_profile(tmp_path, KEY, learned)
+    other = replace(KEY, target="x")
+    path.rename(tmp_path / other.file_name)
+    with pytest.raises(ConfigError, match="another pairing"):
+        read_profile(tmp_path, other)
+    with pytest.raises(ConfigError, match="there is no profile"):
+        read_profile(tmp_path, KEY)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.ngram import NGramDrafter
+from slipstream.engine.budget import RowBudget
 from slipstream.engine.calibrate import (
     Forwards,
     best_of,
     calibrate,
     idle_forwards,
+    room,
     row_counts,
     time_rows,
 )
 from slipstream.engine.pairing import Pairing
 from slipstream.policy.choose import MeasuredPolicy
 from tests.fake_model import FakeKV, fake_engine, forwards
+
+BUDGET = RowBudget(num_seqs=8, rows=64, logits=32, prefill=16)
 
 
 class Ticking:
@@ -28,6 +33,7 @@ class Ticking:
         self.now = 0.0
         self.cost = cost
         self.ran: list[int] = []
+        self.max_rows = 64
 
     def __call__(self, num_rows: int) -> float:
         taken = self.cost(num_rows, len(self.ran))
@@ -95,7 +101,7 @@ def test_a_context_is_filled_and_pages_are_zero_afterwards() -> None:
     kv = engine.target.kv
     assert isinstance(kv, FakeKV)
     kv.tokens[:] = 0
-    with idle_forwards(engine.target, 4, 40) as lent:
+    with idle_forwards(engine.target, BUDGET, 4, 40) as lent:
         lent.fill(16)
         assert kv.tokens.reshape(-1)[1:40].all()
         lent(4)
@@ -115,7 +121,7 @@ def test_pages_are_zero_even_if_a_forward_fails() -> None:
     kv = engine.target.kv
     assert isinstance(kv, FakeKV)
     kv.tokens[:] = 0
-    with pytest.raises(RuntimeError), idle_forwards(engine.target, 4) as lent:
+    with pytest.raises(RuntimeError), idle_forwards(engine.target, BUDGET, 4) as lent:
         lent(3)
     assert not kv.tokens.any()
 
@@ -131,3 +137,37 @@ def test_what_was_timed_is_what_the_policy_starts_from() -> None:
 def test_the_best_of_a_few_runs_checks_a_profile() -> None:
     machine = Ticking(lambda rows, run: [0.9, 0.3, 0.1, 0.2][run])
     assert best_of(machine, 1) == 0.1  # type: ignore[arg-type]
+    assert best_of(machine, 99) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "widest"),
+    [
+        ({"kv_tokens": 16}, 16),
+        ({"kv_tokens": 112}, 112),
+        ({"max_batch_rows": 8}, 8),
+        ({"max_batch_rows": 1, "max_num_seqs": 1, "prefill_chunk": 1}, 1),
+        ({"max_model_len": 2}, 2),
+        ({"verify_pad": "256"}, 256),
+        ({"verify_pad": "256", "prefill_chunk": 512}, 256),
+    ],
+)
+def test_no_forward_is_wider_than_pages_context_and_step(
+    settings: dict[str, Any], widest: int
+) -> None:
+    """A crash at load: rows beyond the last page, or beyond what the step was compiled for."""
+    settings = dict(settings)
+    engine = fake_engine(**{"max_model_len": settings.pop("max_model_len", 256), **settings})
+    policy = MeasuredPolicy(pad_to=int(settings.get("verify_pad", 1)))
+    budget = RowBudget.of(engine.config, engine.target.arch.vocab_size)
+    limit = room(engine.target, budget)
+    counts = row_counts(policy, engine.config.max_num_seqs, limit)
+    assert counts[0] == 1
+    assert max(counts) <= min(limit, widest)
+    with idle_forwards(engine.target, budget, max(counts)) as lent:
+        time_rows(lent, counts, budget_s=0.5)
+    for rows in forwards(engine):
+        assert rows.page_table.max() < engine.target.kv.num_pages
+        assert rows.positions.max() < engine.target.max_model_len
+        assert len(rows.token_ids) <= budget.rows
+        assert len(rows.logit_rows) <= budget.logits

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from contextlib import ExitStack, closing
+import tempfile
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +17,7 @@ from slipstream.cli.sampling import sampling_params, with_sampling_flags
 from slipstream.cli.settings import engine_config, with_engine_flags
 from slipstream.cli.status import status
 from slipstream.cli.view import Ink, ReplyView, closing_line, print_faint
-from slipstream.errors import ConfigError, RequestError
+from slipstream.errors import ConfigError, RequestError, SlipstreamError
 from slipstream.types import DetailedReply, Reply, SamplingParams
 
 if TYPE_CHECKING:
@@ -81,27 +82,38 @@ def generate(
 
     from slipstream.engine.load import load
 
-    with ExitStack() as stack:
-        trace = None if record is None else stack.enter_context(_open_for_writing(record))
-        with status(f"loading {model}"):
-            engine = stack.enter_context(load(model, config))
-        recorder = _recorder(engine, model) if trace else None
+    if record is not None:
+        _check_writable(record)
+    with status(f"loading {model}"):
+        engine = load(model, config)
+    recorder = None if record is None else _recorder(engine, model)
+    with engine:
         reply = _stream(engine, _prompt_for(engine, text, chat), params, echo=not json_output)
-        if trace and recorder:
-            recorder.write(trace)
     if json_output:
         # ASCII, so that no character of the text can pass for the end of the line.
         print(json.dumps(_as_json(reply), allow_nan=False), flush=True)
     drawn = params.temperature > 0 and params.seed is None
     print_faint(closing_line(reply, seed_matters=drawn), sys.stderr)
+    if record is not None and recorder is not None:
+        _write(recorder, record)
 
 
-def _open_for_writing(path: Path) -> TextIO:
-    """Open a file before anything runs, so that a wrong path costs nobody a reply."""
+def _check_writable(path: Path) -> None:
+    """Fail before anything runs, and before anything is lost, if a file cannot be written."""
     try:
-        return path.open("w", encoding="utf-8")
+        if path.exists():
+            path.open("a", encoding="utf-8").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _write(recorder: TraceRecorder, path: Path) -> None:
+    try:
+        path.write_text(recorder.as_json(), encoding="utf-8")
+    except OSError as error:
+        raise SlipstreamError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _recorder(engine: Engine, model: str) -> TraceRecorder:

@@ -10,12 +10,13 @@ import typer
 
 from slipstream.cli.settings import engine_config, with_engine_flags
 from slipstream.cli.status import progress, status
-from slipstream.errors import ConfigError
+from slipstream.errors import ConfigError, SlipstreamError
 
 if TYPE_CHECKING:
     from slipstream.config import EngineConfig
     from slipstream.engine.survey import Survey
     from slipstream.policy.choose import MeasuredPolicy
+    from slipstream.policy.profile import ProfileKey
 
 
 @with_engine_flags
@@ -41,47 +42,51 @@ def profile(
         raise ConfigError("--show, --reset and --export exclude one another")
     config = engine_config(settings)
     if show:
-        _show(_path_of(model, config))
+        _show(*_place_of(model, config))
     elif reset:
-        _reset(_path_of(model, config))
+        _reset(*_place_of(model, config))
     elif export is not None:
-        _export(_path_of(model, config), export)
+        _export(*_place_of(model, config), export)
     else:
         _measure(model, config)
 
 
-def _path_of(model: str, config: EngineConfig) -> Path:
-    """Return where a model's profile is, without loading the model."""
+def _place_of(model: str, config: EngineConfig) -> tuple[Path, ProfileKey]:
+    """Return folder and key of a model's profile, without loading the model."""
     from slipstream.engine.identity import profile_folder, profile_key
     from slipstream.engine.load import choose_backend
     from slipstream.models.loading import open_model, resolve_model
 
     file = open_model(resolve_model(model))
-    return (
-        profile_folder() / profile_key(choose_backend(config), file.fingerprint, config).file_name
-    )
+    return profile_folder(), profile_key(choose_backend(config), file.fingerprint, config)
 
 
-def _show(path: Path) -> None:
+def _show(folder: Path, key: ProfileKey) -> None:
     from slipstream.policy.choose import MeasuredPolicy
     from slipstream.policy.profile import read_profile
 
     policy = MeasuredPolicy()
-    policy.restore(read_profile(path)["state"])
-    print("\n".join([*_table(policy), *_learned(policy), f"kept in {path}"]))
+    policy.restore(read_profile(folder, key)["state"])
+    print("\n".join([*_table(policy), *_learned(policy), f"kept in {folder / key.file_name}"]))
 
 
-def _reset(path: Path) -> None:
+def _reset(folder: Path, key: ProfileKey) -> None:
+    path = folder / key.file_name
     existed = path.exists()
     path.unlink(missing_ok=True)
     print(f"removed {path}" if existed else f"nothing is kept in {path}")
 
 
-def _export(path: Path, target: Path) -> None:
+def _export(folder: Path, key: ProfileKey, target: Path) -> None:
     from slipstream.policy.profile import read_profile
 
-    read_profile(path)  # nothing damaged is handed on
-    shutil.copyfile(path, target)
+    read_profile(folder, key)  # nothing damaged is handed on
+    try:
+        shutil.copyfile(folder / key.file_name, target)
+    except shutil.SameFileError:
+        raise ConfigError(f"{target} is the profile itself") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
     print(target)
 
 
@@ -99,10 +104,11 @@ def _measure(model: str, config: EngineConfig) -> None:
         )
     with progress(model) as report:
         result = survey(engine, policy, report)
-    engine.close()
-    lines = [*_table(policy), *_bound(result)]
-    lines += [f"kept in {engine.pairing.path}"] if engine.pairing.path else ["kept nowhere"]
-    print("\n".join(lines))
+    kept = engine.pairing.save()
+    where = f"kept in {engine.pairing.path}" if kept else "kept nowhere"
+    print("\n".join([*_table(policy), *_bound(result), where]))
+    if not kept and config.profile == "on":
+        raise SlipstreamError("what was measured could not be kept")
 
 
 def _table(policy: MeasuredPolicy) -> list[str]:

@@ -15,9 +15,10 @@ from statistics import median
 
 import numpy as np
 
+from slipstream.engine.budget import RowBudget
 from slipstream.engine.pages import pages_for
 from slipstream.engine.target import Target
-from slipstream.kernels.ops import Int32, Rows
+from slipstream.kernels.ops import PAGE_SIZE, Int32, Rows
 from slipstream.policy.choose import MeasuredPolicy
 
 # Seconds that timing may take at load, and passes over the row counts if it takes less.
@@ -35,7 +36,8 @@ class Forwards:
     Args:
         context_len: positions that the rows attend to besides themselves; their KV is whatever the
             pages hold.
-        max_rows: the widest forward.
+        max_rows: the widest forward; it fits the target's pages and context.
+        max_logits: rows that may want logits.
     """
 
     def __init__(
@@ -43,11 +45,14 @@ class Forwards:
         target: Target,
         *,
         max_rows: int,
+        max_logits: int,
         context_len: int = 0,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.target = target
+        self._max_logits = max_logits
         self.context_len = context_len
+        self.max_rows = max_rows
         self.pages = np.arange(pages_for(context_len + max_rows), dtype=np.int32)
         self._clock = clock
 
@@ -58,10 +63,10 @@ class Forwards:
             self._run(positions, np.zeros(0, np.int32))
 
     def __call__(self, num_rows: int) -> float:
-        """Run a forward whose rows all want logits and return its seconds."""
+        """Run a forward whose rows want logits, as many as may, and return its seconds."""
         rows = np.arange(num_rows, dtype=np.int32)
         began = self._clock()
-        self._run(self.context_len + rows, rows)
+        self._run(self.context_len + rows, rows[: self._max_logits])
         return self._clock() - began
 
     def _run(self, positions: Int32, logit_rows: Int32) -> None:
@@ -77,21 +82,43 @@ class Forwards:
 
 
 @contextmanager
-def idle_forwards(target: Target, max_rows: int, context_len: int = 0) -> Iterator[Forwards]:
-    """Lend a target's first pages for timing, before any sequence has them; zeroed at the end."""
-    forwards = Forwards(target, max_rows=max_rows, context_len=context_len)
+def idle_forwards(
+    target: Target, budget: RowBudget, max_rows: int, context_len: int = 0
+) -> Iterator[Forwards]:
+    """Lend a target's first pages for timing, before any sequence has them; zeroed at the end.
+
+    Args:
+        max_rows: the widest forward, within `room`.
+    """
+    forwards = Forwards(
+        target, max_rows=max_rows, max_logits=budget.logits, context_len=context_len
+    )
     try:
         yield forwards
     finally:
         target.kv.zero(forwards.pages.tolist())
 
 
+def room(target: Target, budget: RowBudget, context_len: int = 0) -> int:
+    """Return the rows of the widest forward of one sequence at a context; below 1 for none.
+
+    Pages, context and the compiled step all limit it.
+    """
+    positions = min(target.max_model_len, target.kv.num_pages * PAGE_SIZE) - context_len
+    return min(budget.rows, positions)
+
+
 def row_counts(policy: MeasuredPolicy, max_num_seqs: int, max_rows: int) -> list[int]:
-    """Return the row counts to time: every one of a single sequence, then what batches need."""
+    """Return the row counts to time: every one of a single sequence, then what batches need.
+
+    Args:
+        max_rows: none is wider, so there may be none at all.
+    """
     alone = {policy.cost.padded(k + 1) for k in range(1, policy.max_k + 1)} | {1}
     widest = min(max_rows, policy.cost.padded(max_num_seqs * (policy.max_k + 1)))
     edges = {policy.cost.padded(edge) for edge in policy.cost.verify.edges if edge > max(alone)}
-    return sorted(alone) + sorted(edge for edge in edges if edge <= widest)
+    counts = sorted(alone) + sorted(edges)
+    return [rows for rows in counts if rows <= (max_rows if rows in alone else widest)]
 
 
 def time_rows(
@@ -134,7 +161,12 @@ def calibrate(policy: MeasuredPolicy, times_s: Mapping[int, float], kv_tokens: i
         policy.cost.calibrate(num_rows, kv_tokens, seconds)
 
 
-def best_of(forwards: Forwards, num_rows: int) -> float:
-    """Return the seconds of the best of a few runs, as a profile's check wants them."""
+def best_of(forwards: Forwards, num_rows: int) -> float | None:
+    """Return the seconds of the best of a few runs, as a profile's check wants them.
+
+    None where there is no room for so many rows.
+    """
+    if num_rows > forwards.max_rows:
+        return None
     forwards(num_rows)
     return min(forwards(num_rows) for _ in range(CHECK_RUNS))

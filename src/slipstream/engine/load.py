@@ -14,7 +14,14 @@ from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.budget import RowBudget
-from slipstream.engine.calibrate import best_of, calibrate, idle_forwards, row_counts, time_rows
+from slipstream.engine.calibrate import (
+    best_of,
+    calibrate,
+    idle_forwards,
+    room,
+    row_counts,
+    time_rows,
+)
 from slipstream.engine.engine import Engine
 from slipstream.engine.identity import profile_folder, profile_key
 from slipstream.engine.pairing import Pairing
@@ -69,11 +76,12 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
     if policy is None:
         return
     budget = RowBudget.of(config, target.arch.vocab_size)
-    widest = min(budget.rows, budget.logits)
+    widest = room(target, budget)
     if config.profile == "on":
         pairing.folder = profile_folder()
         pairing.key = profile_key(target.backend, fingerprint, config)
-    with idle_forwards(target, widest) as forwards:
+    counts = row_counts(policy, config.max_num_seqs, widest)
+    with idle_forwards(target, budget, max(counts)) as forwards:
         if pairing.folder is not None and pairing.key is not None:
             found = load_profile(pairing.folder, pairing.key, policy)
             if found and passes_sentinel(policy, partial(best_of, forwards)):
@@ -82,7 +90,6 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
             if found:  # what it says of time is wrong, what it says of text and debt is not
                 policy.forget_costs()
                 pairing.doubted_costs = None if found.doubted else found.costs
-        counts = row_counts(policy, config.max_num_seqs, widest)
         timed = time_rows(forwards, counts)
     calibrate(policy, timed, 0)
     where = "kept nowhere" if pairing.path is None else f"to be kept in {pairing.path}"

@@ -59,14 +59,20 @@ class Pairing:
             return None
         return self.folder / self.key.file_name
 
-    def save(self) -> None:
-        """Write the profile, if one is kept; where that fails, one line in the log says so."""
+    def save(self) -> bool:
+        """Write the profile, if one is kept; where that fails, one line in the log says so.
+
+        Returns:
+            Whether it is kept now.
+        """
         if self.policy is None or self.folder is None or self.key is None:
-            return
+            return False
         try:
             save_profile(self.folder, self.key, self.policy, doubted_costs=self.doubted_costs)
         except OSError as error:
             _log.warning("the profile cannot be written: %s", error)
+            return False
+        return True
 
     def policy_of(self, number: int, k: KSetting, *, drafter: str, ceiling: int) -> Policy:
         """Return the policy of one request.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from slipstream.engine.budget import RowBudget
-from slipstream.engine.calibrate import calibrate, idle_forwards, row_counts, time_rows
+from slipstream.engine.calibrate import calibrate, idle_forwards, room, row_counts, time_rows
 from slipstream.engine.engine import Engine
 from slipstream.kernels.bandwidth import read_bandwidth
-from slipstream.kernels.ops import PAGE_SIZE
 from slipstream.policy.choose import MeasuredPolicy
+from slipstream.policy.cost import octave_of
 
 # Contexts that are timed, as far as the model goes; wide batches are timed at the first one only.
 CONTEXTS = (0, 1024, 4096)
@@ -57,22 +57,20 @@ def survey(
         progress: told what is being done and how much of it is.
     """
     target, config = engine.target, engine.config
-    policy.forget_costs()
     engine.pairing.doubted_costs = None  # what is measured now was asked for
     progress("bandwidth", 0.0)
     bandwidth, _ = read_bandwidth(BANDWIDTH_REPEATS)
     progress("bandwidth", 1.0)
     budget = RowBudget.of(config, target.arch.vocab_size)
-    widest = min(budget.rows, budget.logits)
-    alone = row_counts(policy, 1, widest)
     times_s: dict[int, dict[int, float]] = {}
-    longest = min(target.max_model_len, engine.pages.num_free * PAGE_SIZE) - widest
-    for context_len in [each for each in contexts if each == 0 or each <= longest]:
-        counts = row_counts(policy, config.max_num_seqs, widest) if context_len == 0 else alone
-        counts = [rows for rows in counts if context_len + rows <= target.max_model_len]
+    for context_len in contexts:
+        num_seqs = config.max_num_seqs if context_len == 0 else 1
+        counts = row_counts(policy, num_seqs, room(target, budget, context_len))
+        if not counts:
+            continue
         stage = f"context {context_len}"
         progress(stage, 0.0)
-        with idle_forwards(target, max(counts), context_len) as forwards:
+        with idle_forwards(target, budget, max(counts), context_len) as forwards:
             forwards.fill(budget.prefill)
             tick = partial(_tick, progress, stage, len(counts) * (PASSES + 1))
             timed = time_rows(
@@ -83,6 +81,7 @@ def survey(
                 tick=tick,
             )
         progress(stage, 1.0)
+        policy.cost.verify.drop({octave_of(context_len)})  # other contexts stay as they are known
         calibrate(policy, timed, context_len)
         times_s[context_len] = timed
     return Survey(

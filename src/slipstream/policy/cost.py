@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from slipstream.policy.level import Level
 
@@ -168,6 +168,15 @@ class Staircase:
         """Return the round in which a bucket was last run, at any context."""
         levels = self._levels.get(self.bucket(rows))
         return max(level.seen_at for level in levels.values()) if levels else None
+
+    def drop(self, octaves: Collection[int]) -> None:
+        """Let go of what was measured at some octaves of context."""
+        for bucket, levels in list(self._levels.items()):
+            kept = {octave: level for octave, level in levels.items() if octave not in octaves}
+            self._levels[bucket] = kept
+            if not kept:
+                del self._levels[bucket]
+        self._lines.clear()
 
     def state(self) -> list[list[float]]:
         """Return rows of (bucket, octave, seconds, kv tokens, deviation, weight)."""

@@ -13,8 +13,8 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -23,8 +23,10 @@ from typing import Any
 
 from slipstream.errors import ConfigError
 from slipstream.policy.choose import MeasuredPolicy
+from slipstream.policy.profile_check import is_sound
 
 VERSION = 1
+LARGEST = 1 << 20  # bytes; real ones have a few thousand
 # How far a width may be from its profile: clocks and neighbours move times by 10 %, another kernel
 # or device by 30 % and more.
 SENTINEL_TOLERANCE = 0.25
@@ -108,57 +110,56 @@ def load_profile(folder: Path, key: ProfileKey, policy: MeasuredPolicy) -> Found
     """
     path = folder / key.file_name
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = _read(path)
         problem = _problem(content, key)
         if problem is None:
             state = content["state"]
-            MeasuredPolicy().restore(state)  # whatever does not fit raises here
             policy.restore(state)
             return Found(costs=state["cost"], doubted=content.get("doubted") is True)
     except FileNotFoundError:
         return None
     except OSError as error:
         problem = error.strerror or "it cannot be read"
-    except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
+    except (ValueError, RecursionError):
         problem = "it is damaged"
     _log.warning("profile %s is ignored: %s", path, problem)
     return None
 
 
-def read_profile(path: Path) -> dict[str, Any]:
+def read_profile(folder: Path, key: ProfileKey) -> dict[str, Any]:
     """Return a profile file's content, to be shown.
 
     Raises:
-        ConfigError: there is none, or it is damaged or of another version.
+        ConfigError: there is none, or it is damaged, of another version or for another key.
     """
+    path = folder / key.file_name
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        problem = _problem(content, None)
+        content = _read(path)
+        problem = _problem(content, key)
         if problem is None:
-            MeasuredPolicy().restore(content["state"])
             return dict(content)
     except OSError as error:
         raise ConfigError(
             f"there is no profile to read: {path}: {error.strerror}",
             hint="slipstream profile MODEL measures one",
         ) from error
-    except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
+    except (ValueError, RecursionError):
         problem = "it is damaged"
     raise ConfigError(f"cannot read the profile {path}: {problem}")
 
 
-def passes_sentinel(policy: MeasuredPolicy, measure: Callable[[int], float]) -> bool:
+def passes_sentinel(policy: MeasuredPolicy, measure: Callable[[int], float | None]) -> bool:
     """Tell whether a restored policy still tells the truth about this machine.
 
     Args:
         measure: times a forward of so many rows, at a short context, and returns seconds; the
-            best of a few runs.
+            best of a few runs; None where there is no room for them.
     """
     for rows in SENTINEL_ROWS:
         expected = policy.cost.verify.time_s(rows, 0)
-        if expected is None:
+        measured = None if expected is None else measure(rows)
+        if expected is None or measured is None:
             continue
-        measured = measure(rows)
         if abs(measured - expected) > SENTINEL_TOLERANCE * expected:
             _log.info(
                 "the profile is set aside: %d rows take %.2f ms, it says %.2f ms",
@@ -170,22 +171,25 @@ def passes_sentinel(policy: MeasuredPolicy, measure: Callable[[int], float]) -> 
     return policy.cost.verify.widest > 0
 
 
-def _problem(content: Any, key: ProfileKey | None) -> str | None:
-    """Return what is wrong with a file's content, None if nothing is; any key will do for None."""
+def _read(path: Path) -> Any:
+    """Return a file's content as JSON values; only a plain file of sensible size is opened.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such file, or no JSON.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+        raise ValueError("no profile")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _problem(content: Any, key: ProfileKey) -> str | None:
+    """Return what is wrong with a file's content, None if nothing is."""
     if not isinstance(content, dict) or not isinstance(content.get("state"), dict):
         return "it is damaged"
     if content.get("version") != VERSION:
         return f"its version is {content.get('version')!r}, not {VERSION}"
-    if key is not None and content.get("key") != asdict(key):
+    if content.get("key") != asdict(key):
         return "it belongs to another pairing or device"
-    return None if _is_finite(content["state"]) else "it holds impossible numbers"
-
-
-def _is_finite(value: Any) -> bool:
-    """Tell whether every number, at any depth, is finite and not negative."""
-    if isinstance(value, Mapping):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, list):
-        return all(map(_is_finite, value))
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    return None if is_sound(content["state"]) else "it is damaged"

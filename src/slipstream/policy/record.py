@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TextIO
+from typing import Any
 
 from slipstream.policy.base import StepOutcome
 from slipstream.policy.replay import SCHEMA
@@ -50,14 +50,10 @@ class TraceRecorder:
             "num_shared_steps": self.num_shared_steps,
         }
 
-    def write(self, file: TextIO) -> None:
-        """Write a file with this one trace.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+    def as_json(self) -> str:
+        """Return the text of a file with this one trace."""
         content = {"schema": SCHEMA, "traces": [self.trace()]}
-        file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def _ms(seconds: float) -> float:

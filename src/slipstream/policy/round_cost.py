@@ -73,7 +73,7 @@ class RoundCost:
 
         A step that took no time at all, as with a clock that stands still, says nothing.
         """
-        if outcome.round_s <= 0.0:
+        if outcome.round_s <= 0.0 or outcome.verify_s < 0.0 or outcome.draft_s < 0.0:
             return
         rounds = outcome.rounds
         batch, drafted = len(rounds), sum(part.k for part in rounds)

@@ -48,7 +48,7 @@ void Team::stop() {
 }
 
 void Team::run(void (*fn)(void*, int), void* context, int active) {
-  waits_.store(0, std::memory_order_relaxed);
+  waited_ns_.store(0, std::memory_order_relaxed);
   if (long(getpid()) != owner_) active = 1;
   active_ = active;
   if (active == 1) return fn(context, 0);
@@ -67,10 +67,16 @@ void Team::run(void (*fn)(void*, int), void* context, int active) {
   barrier();
 }
 
+bool Team::stalled() const {
+  const std::chrono::nanoseconds waited(waited_ns_.load(std::memory_order_relaxed));
+  return waited > (woke_ ? 2 * STALL : STALL);
+}
+
 void Team::wait_long(unsigned phase) {
   const auto start = Clock::now();
   while (phase_.load(std::memory_order_acquire) == phase) std::this_thread::yield();
-  if (Clock::now() - start > STALL) waits_.fetch_add(1, std::memory_order_relaxed);
+  const std::chrono::nanoseconds waited = Clock::now() - start;
+  waited_ns_.fetch_add(waited.count(), std::memory_order_relaxed);
 }
 
 void Team::work(int member) {

@@ -35,9 +35,9 @@ class Team {
   // Members of the function that runs.
   int active() const { return active_; }
 
-  // Whether a member waited so long in the last run that another must have lost its core; one wait
-  // is forgiven to a run that had to wake parked members.
-  bool stalled() const { return waits_.load(std::memory_order_relaxed) > int(woke_); }
+  // Whether members waited so long in the last run, all waits together, that one must have lost its
+  // core; a run that had to wake parked members may wait as long again.
+  bool stalled() const;
 
   // Every active member must arrive before any goes on.
   void barrier() {
@@ -67,7 +67,7 @@ class Team {
   alignas(64) std::atomic<unsigned> phase_{0};
   // What to do next: a count in the upper bits, the number of active members in the lower ten.
   alignas(64) std::atomic<uint64_t> job_{0};
-  std::atomic<int> waits_{0};  // that were too long, in this run
+  std::atomic<int64_t> waited_ns_{0};  // beyond spinning, in this run
   bool woke_ = false;
   std::atomic<int> parked_{0};
   std::atomic<bool> stop_{false};
