@@ -41,6 +41,7 @@ def main() -> int:
         k = "off" if arm == "classic" else None
         params = slipstream.SamplingParams(max_tokens=MAX_TOKENS, k=k)
         replies[arm] += engine.generate([prompt], params)
+    engine.close()  # what it measured is kept for the next time
     print(replies["speculative"][0].text, end="\n\n")
 
     texts = {tuple(reply.token_ids) for arm in replies.values() for reply in arm}

@@ -52,7 +52,7 @@ def environment_variables() -> str:
             "",
             "`~/.cache/slipstream`",
             "path",
-            "folder that `slipstream pull` fills; `XDG_CACHE_HOME` moves the default",
+            "folder of pulled models and of `profiles`; `XDG_CACHE_HOME` moves the default",
         ]
     )
     table = _table(["variable", "flag", "default", "values", "meaning"], rows)

@@ -18,7 +18,7 @@ from slipstream.errors import ConfigError
 from slipstream.types import MAX_K, KSetting
 
 PREFIX = "SLIPSTREAM_"
-# Variables that are not engine settings: the folder that `pull` fills.
+# Variables that are not engine settings: the folder of pulled models and profiles.
 OTHER_VARIABLES = ("SLIPSTREAM_CACHE_DIR",)
 
 

@@ -2,7 +2,7 @@
 
 A name stands for one exact file: the package release that carries it, its size and its SHA-256. The
 cache folder is `SLIPSTREAM_CACHE_DIR`, else `slipstream` under `XDG_CACHE_HOME`, else
-`~/.cache/slipstream`; it holds model files and nothing else.
+`~/.cache/slipstream`; it holds model files, and profiles in a folder of their own.
 """
 
 from __future__ import annotations
