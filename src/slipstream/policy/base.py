@@ -109,7 +109,7 @@ class StepView:
     @property
     def riding_rows(self) -> int:
         """Rows that the step has besides anchors and drafts that the policy chooses."""
-        return self.prefill_rows + sum(self.fixed_widths)
+        return self.prefill_rows + sum([part.fixed_k or 0 for part in self.rounds])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ class MeasuredPolicy:
     def choose_step(self, view: StepView) -> list[Decision]:
         """Return the decision of each round of a step. Pure."""
         decisions = self._choose(view)
-        if view.fixed_widths:
+        if any([part.fixed_k for part in view.rounds]):  # noqa: C419 - in every step
             decisions = [
                 Decision(k=part.fixed_k, reason=FIXED) if part.fixed_k else decision
                 for part, decision in zip(view.rounds, decisions, strict=True)

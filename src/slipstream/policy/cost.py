@@ -98,14 +98,17 @@ class Staircase:
     def times_s(self, rows: int, count: int, kv_tokens: int) -> list[float | None]:
         """Return the expected seconds of `count` row counts from `rows` on."""
         octave = octave_of(kv_tokens)
+        buckets, known, lines = self._buckets, self._levels, self._lines.get(octave, {})
         times: list[float | None] = []
         for each in range(rows, rows + count):
-            bucket = self.bucket(each)
-            if bucket in self._levels:
-                start, slope = self._line_at(bucket, octave)
-                times.append(start + slope * kv_tokens)
-            else:
-                times.append(None)
+            bucket = buckets[each] if each < 64 else self._bucket(each)
+            line = lines.get(bucket)
+            if line is None:
+                if bucket not in known:
+                    times.append(None)
+                    continue
+                line = self._line_at(bucket, octave)
+            times.append(line[0] + line[1] * kv_tokens)
         return times
 
     def worst_s(self, rows: int, kv_tokens: int) -> float | None:

@@ -73,8 +73,8 @@ def plan_step(
     """
     batch = len(states)
     riding = view.riding_rows
-    base_s = cost.base_s(batch, riding, kv_tokens)
     classic_s = cost.classic_s(batch, kv_tokens - view.prefill_kv)
+    base_s = cost.base_s(batch, riding, kv_tokens) if riding else classic_s
     if base_s is None or classic_s is None:
         return None
     bar = 1.0 if any(state.k for state in states) else 1.0 + LEAVE_MARGIN
@@ -123,13 +123,10 @@ def make_plan(
     batch = len(widths)
     value_s = worst_s = 0.0
     if chosen.num_rows:
-        value_s = cost.step_value_s(
-            batch, view.riding_rows, kv_tokens - view.prefill_kv, view.prefill_kv
-        )
-        worst_s = cost.worst_s(
-            batch + view.riding_rows + chosen.num_rows, kv_tokens, widths, classic_s
-        )
-        if view.riding_rows:
+        riding, kv_own = view.riding_rows, kv_tokens - view.prefill_kv
+        value_s = cost.step_value_s(batch, riding, kv_own, view.prefill_kv)
+        worst_s = cost.worst_s(batch + riding + chosen.num_rows, kv_tokens, widths, classic_s)
+        if riding:
             value_s += cost.drafting_s(view.fixed_widths)
             worst_s += sum([cost.worst_draft_s(k, classic_s) for k in view.fixed_widths])
     token_s = classic_s / batch
