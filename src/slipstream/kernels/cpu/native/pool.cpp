@@ -12,11 +12,13 @@
 namespace {
 using Clock = std::chrono::steady_clock;
 
-// A worker waits this long for the next step before it parks: longer than the Python between two
-// steps of a reply (30 to 110 us), far shorter than anybody would notice as load.
+// A worker waits this long for the next step before it parks: longer than what the host does
+// between two steps of a sampled reply (110 to 250 us), far shorter than anybody would notice as load.
 constexpr auto SPIN = std::chrono::microseconds(400);
-// No balanced step of a few rows makes a member wait this long; a lost time slice does.
-constexpr auto STALL = std::chrono::microseconds(500);
+// Waits beyond spinning, of one step and all members: no balanced step of a few rows comes near; a
+// lost time slice does, and so do two members on one core, a little at each barrier. At 500 us the
+// leavings of a peer that had just stopped were taken for it, and steps took 1.6 times as long.
+constexpr auto STALL = std::chrono::microseconds(2000);
 constexpr uint64_t ACTIVE_BITS = 10;
 constexpr uint64_t ACTIVE_MASK = (uint64_t(1) << ACTIVE_BITS) - 1;
 }  // namespace
