@@ -19,8 +19,6 @@ from slipstream.policy.round_cost import RoundCost
 # A free drafter whose proposals take more than the leak gives is asked less often while more than
 # this share of the budget is owed, so that a round can still start.
 PEEK_SHARE = 0.5
-# Steps between two proposals of a drafter that calls itself free and is not, at most.
-SELDOM = 256
 
 
 class Accounts:
@@ -87,7 +85,7 @@ class Accounts:
         peek_s, leak_s = self._cost.peek_s(batch), self._ledger.rho * classic_s
         if peek_s <= max(self._ledger.room_s(classic_s, PEEK_SHARE), leak_s):
             return 1
-        return min(math.ceil(peek_s / (PEEK_SHARE * leak_s)), SELDOM)
+        return math.ceil(peek_s / (PEEK_SHARE * leak_s))
 
     def pass_by(
         self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float

@@ -4,7 +4,7 @@ A profile is keyed by everything its numbers depend on: hashes of target and dra
 and kernel build. It is written beside its place and moved there, so a reader never sees half of
 one. A file that is damaged, of another version or for another key is ignored with one line in the
 log; a start never fails because of it. Before it is used, two widths are timed again: a profile
-that no longer tells the truth is discarded.
+that no longer tells the truth is set aside.
 """
 
 from __future__ import annotations
