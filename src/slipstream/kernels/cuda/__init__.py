@@ -1,0 +1,1 @@
+"""The CUDA back end: kernels in CUDA C++, compiled at run time."""
