@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,8 @@ ARCH = Arch(
 
 def make_backend(name: str, **options: Any) -> Backend:
     """Return a back end ("cpu-PATH" forces an instruction path), skipping where it is not built."""
+    if name == "cuda":
+        return make_cuda_backend(**options)
     if name == "reference":
         pytest.importorskip("torch", reason="the reference back end needs torch")
         from slipstream.kernels.reference import ReferenceBackend
@@ -51,6 +55,19 @@ def make_backend(name: str, **options: Any) -> Backend:
         return CpuBackend(isa=name.removeprefix("cpu-"), **options)
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+def make_cuda_backend(**options: Any) -> Backend:
+    """Return the CUDA back end, skipping where there is no GPU."""
+    pytest.importorskip("torch", reason="the cuda back end needs torch")
+    from slipstream.kernels.cuda.device import has_device
+
+    if not has_device():
+        pytest.skip("there is no CUDA device")
+    from slipstream.kernels.cuda.backend import CudaBackend
+
+    # Shared by all tests of a machine: each would compile the same kernels for seconds.
+    return CudaBackend(cache=Path(tempfile.gettempdir()) / "slipstream-test-kernels", **options)
 
 
 @dataclass(frozen=True)

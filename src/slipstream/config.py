@@ -27,8 +27,8 @@ def _setting(
     help: str,
     *,
     choices: tuple[str, ...] = (),
-    low: int = 0,
-    high: int = 1 << 24,  # far above any use, far below what would overflow a size
+    low: float = 0,
+    high: float = 1 << 24,  # far above any use, far below what would overflow a size
 ) -> Any:
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
     return field(default=default, metadata=metadata)
@@ -41,7 +41,7 @@ class EngineConfig:
     k: KSetting = _setting("auto", f"drafted tokens a round: auto, off or 0 to {MAX_K}")
     drafter: str = _setting("auto", "auto, none, ngram", choices=("auto", "none", "ngram"))
     device: str = _setting(
-        "auto", "back end that runs the model", choices=("auto", "cpu", "reference")
+        "auto", "back end that runs the model", choices=("auto", "cpu", "cuda", "reference")
     )
     isa: str = _setting(
         "auto", "instruction path of the cpu back end", choices=("auto", "avx512", "portable")
@@ -58,6 +58,9 @@ class EngineConfig:
     )
     kv_tokens: int = _setting(
         0, "tokens that the KV cache holds; 0 takes one full context, or 4096 a sequence if more"
+    )
+    memory_fraction: float = _setting(
+        0.9, "share of the GPU's memory for weights, work space and KV", low=0.05, high=1
     )
     prefix_cache: str = _setting(
         "on", "keep the KV of finished text for prompts that begin with it", choices=("on", "off")
@@ -135,9 +138,14 @@ def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
         if value in ("auto", "off") or (number is not None and 1 <= number <= 256):
             return str(value)
         raise ConfigError(f"verify_pad must be auto, off or in [1, 256], got {value}")
+    low, high = item.metadata["low"], item.metadata["high"]
+    if isinstance(item.default, float):
+        share = _decimal(value)
+        if share is None or not low <= share <= high:
+            raise ConfigError(f"{item.name} must be a number in [{low}, {high}], got {value}")
+        return share
     if isinstance(item.default, int):
         number = _integer(value)
-        low, high = item.metadata["low"], item.metadata["high"]
         if number is None or not low <= number <= high:
             raise ConfigError(f"{item.name} must be an integer in [{low}, {high}], got {value}")
         return number
@@ -154,6 +162,15 @@ def _integer(value: Any) -> int | None:
         return value
     plain = isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value)
     return int(value) if plain else None
+
+
+def _decimal(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    plain = isinstance(value, str) and re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", value)
+    return float(value) if plain else None
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -18,7 +18,8 @@ MODEL_KEYS = [
     *("model", "name", "fingerprint", "chat_template", "architecture", "layers", "hidden_size"),
     *("vocabulary", "trained_context", "context", "max_num_seqs", "weights_bytes"),
     *("kv_bytes_per_token", "kv_bytes_per_context", "kv_tokens", "kv_bytes", "scratch_bytes"),
-    *("total_bytes", "drafter", "drafter_max_k", "k", "k_reason", "profile", "load_s"),
+    *("total_bytes", "limit_bytes", "drafter", "drafter_max_k", "k", "k_reason", "profile"),
+    "load_s",
 ]
 
 

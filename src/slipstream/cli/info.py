@@ -100,7 +100,7 @@ def _shape(target: Target) -> Facts:
 
 
 def _memory(target: Target) -> Facts:
-    """Return the memory plan; KV pages become resident as they are written."""
+    """Return the memory plan; on the cpu, KV pages become resident as they are written."""
     from slipstream.kernels.ops import PAGE_SIZE
 
     per_token = target.kv_token_bytes
@@ -115,11 +115,14 @@ def _memory(target: Target) -> Facts:
         "kv_bytes": per_token * kv_tokens,
         "scratch_bytes": scratch_bytes,
         "total_bytes": weights_bytes + per_token * kv_tokens + (scratch_bytes or 0),
+        "limit_bytes": None if target.plan is None else target.plan.limit_bytes,
     }
 
 
 def _scratch_bytes(target: Target) -> int | None:
     """Return the bytes of activations and logits, None where the back end does not plan them."""
+    if target.plan is not None:
+        return target.plan.workspace_bytes
     step: Any = target.step
     if not hasattr(step, "program"):
         return None

@@ -27,14 +27,20 @@ def profile_key(backend: Backend, fingerprint: str, config: EngineConfig) -> Pro
         fingerprint: tells model files apart.
     """
     threads = getattr(backend, "threads", 1)
+    device, driver = (
+        f"{processor()}, {threads} threads",
+        f"{platform.system()} {platform.machine()}",
+    )
+    if hasattr(backend, "driver"):  # a GPU; the host's own work is a part of every round
+        device, driver = f"{getattr(backend, 'device', '')}, {device}", f"{driver} {backend.driver}"
     return ProfileKey(
         target=fingerprint,
         drafter=f"ngram {ngram.LONGEST} to {ngram.SHORTEST}",
-        device=f"{processor()}, {threads} threads",
-        driver=f"{platform.system()} {platform.machine()}",
+        device=device,
+        driver=driver,
         kernels=" ".join(
             [
-                f"{__version__} {backend.name} {getattr(backend, 'isa', '')} {_build()}",
+                f"{__version__} {backend.name} {getattr(backend, 'isa', '')} {_build(backend)}",
                 f"{config.verify_kernel} {config.verify_pad} {config.tile_m}",
             ]
         ),
@@ -52,9 +58,14 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
+def _build(backend: Backend) -> str:
+    """Return what tells builds of a back end's kernels apart, "" where there are none."""
+    return str(getattr(backend, "build", None) or _native_build())
+
+
 @cache
-def _build() -> str:
-    """Return a hash of the compiled kernels, "" where there are none."""
+def _native_build() -> str:
+    """Return a hash of the compiled cpu kernels, "" where there are none."""
     try:
         from slipstream.kernels.cpu import _native
     except ImportError:

@@ -27,8 +27,10 @@ from slipstream.engine.identity import profile_folder, profile_key
 from slipstream.engine.pairing import Pairing
 from slipstream.engine.target import Target, build_target
 from slipstream.errors import LoadError
+from slipstream.kernels.cuda.device import has_device
 from slipstream.kernels.ops import Backend
 from slipstream.models.loading import open_model, resolve_model
+from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import load_profile, passes_sentinel
 
 _log = logging.getLogger(__name__)
@@ -98,17 +100,25 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
 
 
 def choose_backend(config: EngineConfig) -> Backend:
-    """Return the back end that a config asks for; "auto" is the cpu.
+    """Return the back end that a config asks for.
 
-    Where the compiled kernels are missing, the reference serves in their place and one line in the
-    log says so.
+    "auto" is cuda where there is a GPU that serves, else the cpu; where the compiled kernels are
+    missing, the reference serves in their place. One line in the log says why something slower
+    than what the machine has was taken.
 
     Raises:
-        LoadError: the cpu is asked for by name and its kernels are missing, or the reference is
-            needed and torch is not installed.
+        LoadError: cuda or the cpu is asked for by name and cannot serve, or the reference is needed
+            and torch is not installed.
     """
     if config.device == "reference":
         return _reference("asked for")
+    if config.device == "cuda":
+        return _cuda(config)
+    if config.device == "auto" and has_device():
+        try:
+            return _cuda(config)
+        except LoadError as error:
+            _log.warning("the GPU is not used: %s", error)
     try:
         from slipstream.kernels.cpu import CpuBackend
     except ImportError as error:
@@ -128,6 +138,20 @@ def choose_backend(config: EngineConfig) -> Backend:
 def choose_drafter(config: EngineConfig) -> Callable[[], Drafter] | None:
     """Return what makes a drafter for each request; "auto" is the free n-gram lookup."""
     return None if config.drafter == "none" else NGramDrafter
+
+
+def _cuda(config: EngineConfig) -> Backend:
+    try:
+        from slipstream.kernels.cuda.backend import CudaBackend
+    except ImportError as error:
+        raise LoadError(
+            f"the cuda back end needs torch with CUDA: {error}",
+            hint="pip install 'slipstream[cuda]'",
+        ) from error
+    backend: Backend = CudaBackend(
+        kernel=config.verify_kernel, tile_m=config.tile_m, cache=cache_dir() / "kernels"
+    )
+    return backend
 
 
 def _reference(reason: str) -> Backend:

@@ -69,6 +69,11 @@ class Request:
         return self.limit - self.sequence.num_generated
 
     @property
+    def reads_logits(self) -> bool:
+        """Whether it looks at more of a step than its argmax."""
+        return self.history is not None or self.reports_logprobs
+
+    @property
     def max_pages(self) -> int:
         """Pages that it needs at most: the last token has no KV, and drafts never go beyond it."""
         return pages_for(self.sequence.prompt_len + self.limit - 1)

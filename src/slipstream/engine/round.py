@@ -35,7 +35,7 @@ class Round:
         shadow: tokens that a paid drafter drafts to be scored only.
         drafts: what is verified, at most k tokens.
         logits: raw logits after the last input and after each draft, float32 of shape (k + 1, V);
-            gone with the next forward.
+            gone with the next forward. Empty where the request reads none.
         target_ids: their argmax.
         accepted: length of the accepted prefix of `drafts`.
         emitted: the tokens that the request gains.

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from slipstream.config import EngineConfig
 from slipstream.engine.budget import RowBudget
+from slipstream.engine.memory import MemoryPlan, plan_memory
 from slipstream.engine.pages import pages_for
 from slipstream.engine.round import padding_multiple
 from slipstream.errors import CapacityError, ConfigError
-from slipstream.kernels.ops import Backend, KVCache, Step
+from slipstream.kernels.ops import PAGE_SIZE, Backend, DeviceMemory, KVCache, Step
 from slipstream.models.arch import Arch
 from slipstream.models.decoder import DecoderWeights, forward
 
@@ -25,6 +26,7 @@ class Target:
 
     Attributes:
         max_model_len: prompt and output tokens of a sequence at most.
+        plan: how the device's memory is shared out, None where it is the system's own.
     """
 
     arch: Arch
@@ -32,10 +34,13 @@ class Target:
     kv: KVCache
     step: Step
     max_model_len: int
+    plan: MemoryPlan | None = None
 
     @property
     def kv_token_bytes(self) -> int:
         """Bytes of the KV of one token, all layers together."""
+        if self.plan is not None:
+            return self.plan.page_bytes // PAGE_SIZE
         arch = self.arch
         return 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * KV_ITEM_BYTES
 
@@ -59,22 +64,37 @@ def build_target(
             f"max_model_len must be in [1, {arch.context_len}] for this model, got {max_model_len}"
         )
     budget = RowBudget.of(config, arch.vocab_size)
+    pad_to = padding_multiple(config)
+    max_rows = -(-budget.rows // pad_to) * pad_to
     weights = load_weights(backend)
-    kv_tokens = config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs)
+    plan = None
+    memory: DeviceMemory | None = getattr(backend, "memory", None)
+    num_pages = pages_for(config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs))
+    if memory is not None:
+        plan = plan_memory(
+            memory,
+            arch,
+            config,
+            weights_bytes=backend.weight_bytes(),
+            max_model_len=max_model_len,
+            max_rows=max_rows,
+        )
+        num_pages = plan.num_pages
     try:
-        kv = backend.kv_cache(arch, pages_for(kv_tokens), max_model_len)
+        kv = backend.kv_cache(arch, num_pages, max_model_len)
     except MemoryError as error:
         raise CapacityError(
-            f"the system grants no memory for the KV of {kv_tokens} tokens",
+            f"the system grants no memory for the KV of {num_pages * PAGE_SIZE} tokens",
             hint="lower kv_tokens, or max_num_seqs and max_model_len, which it comes from",
         ) from error
-    pad_to = padding_multiple(config)
     step = backend.compile(
         lambda ops: forward(ops, arch, weights, kv),
-        max_rows=-(-budget.rows // pad_to) * pad_to,
+        max_rows=max_rows,
         max_logits=budget.logits,
     )
-    return Target(arch=arch, backend=backend, kv=kv, step=step, max_model_len=max_model_len)
+    return Target(
+        arch=arch, backend=backend, kv=kv, step=step, max_model_len=max_model_len, plan=plan
+    )
 
 
 def auto_kv_tokens(max_model_len: int, max_num_seqs: int) -> int:

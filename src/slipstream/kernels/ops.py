@@ -59,7 +59,7 @@ class StepResult:
     """What a step returns; arrays are views that the next step overwrites.
 
     Attributes:
-        logits: float32 of shape (L, V).
+        logits: float32 of shape (L, V). A device may fetch them when they are first read.
         argmax: int32 of shape (L,); equal logits resolve to the lowest id.
     """
 
@@ -134,3 +134,17 @@ class Backend(Protocol):
 
     def weight_bytes(self) -> int:
         """Return the bytes of weights held so far."""
+
+
+class DeviceMemory(Protocol):
+    """Memory of a device that is shared out before it is taken; `Backend`s that have one offer it
+    as `memory`."""
+
+    def limit_bytes(self, fraction: float) -> int:
+        """Return the bytes that this process may have in all, what it has already included."""
+
+    def page_bytes(self, arch: Arch) -> int:
+        """Return the bytes of one KV page, all layers together."""
+
+    def workspace_bytes(self, arch: Arch, *, max_rows: int, max_logits: int, max_len: int) -> int:
+        """Return what a step takes besides weights and pages."""

@@ -1,1 +1,4 @@
-"""The CUDA back end: kernels in CUDA C++, compiled at run time."""
+"""The CUDA back end: kernels in CUDA C++, compiled at run time, replayed as CUDA graphs.
+
+Importing this package needs nothing; `slipstream.kernels.cuda.backend` needs torch.
+"""

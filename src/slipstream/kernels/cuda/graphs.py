@@ -1,0 +1,126 @@
+"""A compiled step: one CUDA graph for each bucket of rows, replayed without Python.
+
+The first forward of a bucket is launched kernel by kernel, so that whatever is compiled or set up
+on first use is there; then the same launches are captured. Rows are padded up to their bucket:
+every count up to sixteen has its own, as verifies have. Logit rows are either all of the bucket's
+or few, in buckets of their own.
+
+One step synchronises once: inputs go up in one copy, argmax comes back to pinned memory, logits
+stay on the device until somebody reads them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+
+from slipstream.kernels.cuda.inputs import Inputs
+from slipstream.kernels.ops import F32, Int32, Rows, StepResult
+
+# Launches a kernel for (rows of the forward, rows whose logits are wanted), each a bucket.
+Launch = Callable[[int, int], None]
+
+# The same as the policy's: its costs are those of buckets.
+ROW_BUCKETS = (*range(1, 17), 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
+# Where not every row wants logits: ends of prompts, or rounds beside a chunk of one.
+LOGIT_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class DeviceResult(StepResult):
+    """A step's result whose logits are fetched when they are first read."""
+
+    def __init__(self, argmax: Int32, fetch: Callable[[], F32]) -> None:
+        object.__setattr__(self, "argmax", argmax)
+        object.__setattr__(self, "_fetch", fetch)
+
+    @cached_property
+    def logits(self) -> F32:
+        """Float32 of shape (L, V); gone with the next step."""
+        fetch: Callable[[], F32] = self.__dict__["_fetch"]
+        return fetch()
+
+
+class CudaStep:
+    """Replays a recorded forward."""
+
+    def __init__(
+        self,
+        launches: list[Launch],
+        inputs: Inputs,
+        logits: torch.Tensor,
+        argmax: torch.Tensor,
+        *,
+        max_rows: int,
+        max_logits: int,
+        workspace_bytes: int,
+    ) -> None:
+        self.max_rows, self.max_logits = max_rows, max_logits
+        self.workspace_bytes = workspace_bytes
+        self._launches, self._inputs = launches, inputs
+        self._logits, self._argmax = logits, argmax
+        self._argmax_numpy = argmax.numpy()
+        self._host_logits: torch.Tensor | None = None
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._row_buckets = [bucket_of(n, ROW_BUCKETS, max_rows) for n in range(max_rows + 1)]
+        self._logit_buckets = [
+            bucket_of(n, LOGIT_BUCKETS, max_logits) for n in range(max_logits + 1)
+        ]
+        # A capture must not be on the default stream.
+        self._side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, rows: Rows) -> StepResult:
+        """Run the forward over `rows`."""
+        live, wanted = len(rows.token_ids), len(rows.logit_rows)
+        if not 1 <= live <= self.max_rows or wanted > self.max_logits:
+            raise ValueError(
+                f"a step takes 1 to {self.max_rows} rows and up to {self.max_logits} logits, "
+                f"got {live} and {wanted}"
+            )
+        num_rows = self._row_buckets[live]
+        num_logits = self._logit_buckets[wanted]
+        if wanted == live and num_rows <= self.max_logits:
+            num_logits = num_rows
+        if self._inputs.make_room(rows):
+            self._graphs.clear()
+        self._inputs.send(rows, num_rows, num_logits)
+        graph = self._graphs.get((num_rows, num_logits))
+        if graph is None:
+            self._run(num_rows, num_logits)
+            torch.cuda.current_stream().synchronize()
+            self._graphs[num_rows, num_logits] = self._capture(num_rows, num_logits)
+        else:
+            graph.replay()
+            torch.cuda.current_stream().synchronize()
+        return DeviceResult(self._argmax_numpy[:wanted], lambda: self._fetch(wanted))
+
+    def _run(self, num_rows: int, num_logits: int) -> None:
+        for launch in self._launches:
+            launch(num_rows, num_logits)
+
+    def _capture(self, num_rows: int, num_logits: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._side):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._run(num_rows, num_logits)
+            finally:
+                graph.capture_end()
+        return graph
+
+    def _fetch(self, wanted: int) -> F32:
+        """Return the first logit rows on the host."""
+        if self._host_logits is None:
+            self._host_logits = torch.empty_like(self._logits, device="cpu").pin_memory()
+        host = self._host_logits[:wanted]
+        host.copy_(self._logits[:wanted])
+        out: F32 = host.numpy()
+        return out
+
+
+def bucket_of(count: int, buckets: tuple[int, ...], most: int) -> int:
+    """Return the smallest bucket that holds `count`, but never more than `most`."""
+    index = bisect_left(buckets, count)
+    return min(buckets[index], most) if index < len(buckets) else most

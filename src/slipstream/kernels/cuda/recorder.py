@@ -1,0 +1,343 @@
+"""Record a forward as a list of kernel launches, which a step replays or captures.
+
+A value is a device buffer of `max_rows` rows; the buffer returns to a free list as soon as the
+forward drops the value, so the layers share a handful of buffers. Products take bfloat16: a norm is
+launched by the product that consumes it, which knows the rows it wants.
+
+Every kernel starts while the one before still runs and waits for it before its first read or
+write (programmatic dependent launch), so launch latency hides behind work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slipstream.kernels.cuda.graphs import CudaStep, Launch
+from slipstream.kernels.cuda.inputs import Inputs
+from slipstream.kernels.cuda.kernels import (
+    ATTENTION_THREADS,
+    RECORD_EXTRA,
+    SPLIT,
+    SPREAD_ROWS,
+    AttentionKernel,
+    StepKernels,
+    Vector,
+)
+from slipstream.kernels.cuda.linear import CudaWeight, embed, linear
+from slipstream.kernels.cuda.pages import KVLayer
+
+THREADS = 256
+PLAN_THREADS = 256
+ARGMAX_BLOCKS = 64  # a row: 262,144 logits in chunks of 4,096
+# A verify: one round of sixteen rows or a few of several sequences. More rows are mostly prompt,
+# which shares weight reads whatever kernel verifies are asked to run on.
+VERIFY_ROWS = 32
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A device tensor of shape (max_rows, width)."""
+
+    tensor: torch.Tensor
+    width: int
+
+
+@dataclass(eq=False)
+class Normed:
+    """A buffer and the norm that its consumer launches."""
+
+    source: Buffer
+    weight: Vector
+    eps: float
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.source.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """How rows share weight reads: `kernel` and `tile_m` as in EngineConfig."""
+
+    kernel: str
+    tile_m: int
+
+    def kernel_of(self, num_rows: int) -> str:
+        """Return the kernel that serves a forward."""
+        return self.kernel if num_rows <= VERIFY_ROWS or self.kernel == "tile" else "auto"
+
+
+class Recorder:
+    """The `Ops` of the CUDA back end: every call adds launches."""
+
+    def __init__(
+        self, kernels: StepKernels, inputs: Inputs, products: Products, max_logits: int
+    ) -> None:
+        self._kernels, self._inputs, self._products = kernels, inputs, products
+        self._max_rows, self._max_logits = inputs.max_rows, max_logits
+        self._launches: list[Launch] = []
+        self._logits: torch.Tensor | None = None
+        self._argmax: torch.Tensor | None = None
+        self._workspace_bytes = 0
+        self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+        self._attention: dict[tuple[Any, ...], _Attention] = {}
+
+    def embed(self, table: CudaWeight) -> Buffer:
+        """Record the embedding of `Rows.token_ids`."""
+        out = self._buffer(torch.float32, table.k)
+        inputs, to = self._inputs, out.tensor
+        self._add(lambda rows, _: embed(inputs.token_ids, table, to, num_rows=rows))
+        return out
+
+    def rms_norm(self, x: Buffer, weight: Vector, eps: float) -> Normed:
+        """Defer the norm to the product that consumes it."""
+        return Normed(x, weight, eps)
+
+    def linear(
+        self, x: Buffer | Normed, weight: CudaWeight, residual: Buffer | None = None
+    ) -> Buffer:
+        """Record x @ weight.T (+ residual)."""
+        source = self._operand(x, weight)
+        out = self._buffer(torch.float32, weight.n)
+        before = None if residual is None else residual.tensor
+        self._product(source.tensor, weight, out.tensor, before, lambda rows, _: rows)
+        return out
+
+    def rope_append(self, qkv: Buffer, kv: KVLayer) -> Buffer:
+        """Record rotation and the write of K and V."""
+        cache, arch, inputs = kv.cache, kv.cache.arch, self._inputs
+        out = self._buffer(torch.float16, arch.num_heads * cache.padded_dim)
+        heads = arch.num_heads + 2 * arch.num_kv_heads
+        blocks = math.ceil(heads * cache.padded_dim // 2 / THREADS)
+        kernel, source, q = self._kernels.rope_append, qkv.tensor, out.tensor
+        tail = (
+            *(arch.num_heads, arch.num_kv_heads, arch.head_dim, cache.padded_dim),
+            int(arch.rope_interleaved),
+        )
+
+        def launch(rows: int, _: int) -> None:
+            arguments = (
+                *(source, q, kv.pages, _stride(kv), cache.cos, cache.sin),
+                *(inputs.header, inputs.positions, inputs.sequences, inputs.page_table, *tail),
+            )
+            kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=True)
+
+        self._add(launch)
+        return out
+
+    def attention(self, q: Buffer, kv: KVLayer) -> Buffer:
+        """Record attention over the pages."""
+        arch = kv.cache.arch
+        out = self._buffer(torch.bfloat16, arch.num_heads * arch.head_dim)
+        shared = self._attention_of(kv)
+        self._add(shared.launch_of(q.tensor, kv, out.tensor, self._inputs))
+        return out
+
+    def gated(self, gate_up: Buffer) -> Buffer:
+        """Record the activation."""
+        width = gate_up.width // 2
+        out = self._buffer(torch.bfloat16, width)
+        blocks = math.ceil(width / 4 / THREADS)
+        kernel, source, to = self._kernels.gated, gate_up.tensor, out.tensor
+        self._add(
+            lambda rows, _: kernel.launch(
+                (blocks, rows, 1), (THREADS, 1, 1), (source, to, width), overlap=True
+            )
+        )
+        return out
+
+    def logits(self, x: Buffer | Normed, weight: CudaWeight) -> None:
+        """Record the output product over `Rows.logit_rows`, and its argmax."""
+        size = (self._max_logits, weight.n)
+        logits = self._tensor(size, torch.float32)
+        argmax = torch.zeros(self._max_logits, dtype=torch.int32).pin_memory()
+        found = self._tensor((self._max_logits, ARGMAX_BLOCKS), torch.int64)
+        arrivals = self._tensor((self._max_logits,), torch.int32)
+        self._logits, self._argmax = logits, argmax
+        source = self._operand(x, weight, picks_rows=True)
+        self._product(source.tensor, weight, logits, None, lambda _, wanted: wanted)
+        kernel, vocab = self._kernels.argmax, weight.n
+
+        def launch(_: int, wanted: int) -> None:
+            if wanted:
+                arguments = (logits, argmax, found, arrivals, vocab)
+                kernel.launch((ARGMAX_BLOCKS, wanted, 1), (THREADS, 1, 1), arguments, overlap=True)
+
+        self._add(launch)
+
+    def finish(self) -> CudaStep:
+        """Return the step that replays what was recorded."""
+        assert self._logits is not None, "a forward ends in logits"
+        assert self._argmax is not None
+        return CudaStep(
+            self._launches,
+            self._inputs,
+            self._logits,
+            self._argmax,
+            max_rows=self._max_rows,
+            max_logits=self._max_logits,
+            workspace_bytes=self._workspace_bytes + self._inputs.num_bytes,
+        )
+
+    def _product(
+        self,
+        x: torch.Tensor,
+        weight: CudaWeight,
+        out: torch.Tensor,
+        residual: torch.Tensor | None,
+        count: Callable[[int, int], int],
+    ) -> None:
+        products = self._products
+
+        def launch(rows: int, wanted: int) -> None:
+            num_rows = count(rows, wanted)
+            if num_rows:
+                linear(
+                    x,
+                    weight,
+                    out,
+                    residual,
+                    num_rows=num_rows,
+                    kernel=products.kernel_of(num_rows),
+                    tile_m=products.tile_m,
+                )
+
+        self._add(launch)
+
+    def _operand(
+        self, x: Buffer | Normed, weight: CudaWeight, *, picks_rows: bool = False
+    ) -> Buffer:
+        """Return x as bfloat16, launching its norm; `picks_rows` takes the rows of logits only."""
+        if x.width != weight.k:
+            raise ValueError(f"a product of width {weight.k} got a value of width {x.width}")
+        if isinstance(x, Buffer) and x.tensor.dtype == torch.bfloat16 and not picks_rows:
+            return x
+        out = self._buffer(torch.bfloat16, x.width)
+        first: tuple[Any, ...]
+        last: tuple[Any, ...] = (x.width,)
+        if isinstance(x, Normed):
+            kernel = self._kernels.rms_norm
+            first, last = (x.source.tensor, x.weight, out.tensor), (x.width, x.eps)
+        elif x.tensor.dtype == torch.bfloat16:
+            kernel, first = self._kernels.pick_rows, (x.tensor, out.tensor)
+        else:
+            kernel, first = self._kernels.round_rows, (x.tensor, out.tensor)
+        threads = min(1024, math.ceil(x.width / 4 / 32) * 32)
+        inputs = self._inputs
+
+        def launch(rows: int, wanted: int) -> None:
+            count = wanted if picks_rows else rows
+            if count:
+                arguments = (*first, inputs.logit_rows if picks_rows else None, *last)
+                kernel.launch((count, 1, 1), (threads, 1, 1), arguments, overlap=True)
+
+        self._add(launch)
+        return out
+
+    def _attention_of(self, kv: KVLayer) -> _Attention:
+        """Return what the layers of one cache share; the first one plans the step's tiles."""
+        arch = kv.cache.arch
+        key = (arch.num_heads, arch.num_kv_heads, arch.head_dim)
+        if key not in self._attention:
+            shared = _Attention.of(kv, self._kernels, self._max_rows)
+            self._workspace_bytes += shared.num_bytes
+            self._attention[key] = shared
+            self._launches.insert(0, shared.plan_of(self._inputs))
+        return self._attention[key]
+
+    def _add(self, launch: Launch) -> None:
+        self._launches.append(launch)
+
+    def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.zeros(shape, dtype=dtype, device="cuda")
+        self._workspace_bytes += tensor.nbytes
+        return tensor
+
+    def _buffer(self, dtype: torch.dtype, width: int) -> Buffer:
+        if width % 4:
+            raise ValueError(f"a value's width must be a multiple of 4, got {width}")
+        free = self._free.setdefault((dtype, width), [])
+        tensor = free.pop() if free else self._tensor((self._max_rows, width), dtype)
+        buffer = Buffer(tensor, width)
+        weakref.finalize(buffer, free.append, tensor)
+        return buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attention:
+    """What the attention launches of one cache's layers share.
+
+    Attributes:
+        plan: the tiles of a step, see plan_tiles.
+        parts: sums of splits; `slots` for each row and head up to SPREAD_ROWS rows, else two.
+        arrivals: workers that are done, by tile and head block.
+    """
+
+    kernel: AttentionKernel
+    plan: torch.Tensor
+    parts: torch.Tensor
+    arrivals: torch.Tensor
+    slots: int
+    tile_rows: int
+
+    @classmethod
+    def of(cls, kv: KVLayer, kernels: StepKernels, max_rows: int) -> _Attention:
+        cache, arch = kv.cache, kv.cache.arch
+        group = arch.num_heads // arch.num_kv_heads
+        tile_rows = 16 // min(group, 16)
+        slots = max(2, math.ceil(cache.max_len / SPLIT))
+        record = cache.padded_dim + RECORD_EXTRA
+        most = max(min(SPREAD_ROWS, max_rows) * slots, 2 * max_rows)
+        return cls(
+            kernel=kernels.attention(cache.padded_dim),
+            plan=torch.zeros(4 + 4 * max_rows, dtype=torch.int32, device="cuda"),
+            parts=torch.zeros(most * arch.num_heads * record, device="cuda"),
+            arrivals=torch.zeros(max_rows * arch.num_heads, dtype=torch.int32, device="cuda"),
+            slots=slots,
+            tile_rows=tile_rows,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of device memory."""
+        return sum(t.nbytes for t in (self.plan, self.parts, self.arrivals))
+
+    def plan_of(self, inputs: Inputs) -> Launch:
+        """Return the launch that groups a step's rows into tiles."""
+        return lambda rows, _: self.kernel.plan.launch(
+            (1, 1, 1),
+            (PLAN_THREADS, 1, 1),
+            (inputs.positions, inputs.sequences, self.plan, rows, self.tile_rows),
+            overlap=True,
+        )
+
+    def launch_of(self, q: torch.Tensor, kv: KVLayer, out: torch.Tensor, inputs: Inputs) -> Launch:
+        """Return the launch of one layer."""
+        arch = kv.cache.arch
+        scale = math.log2(math.e) / math.sqrt(arch.head_dim)
+        heads = (arch.num_heads, arch.num_kv_heads, arch.head_dim)
+
+        def launch(rows: int, _: int) -> None:
+            in_turn = rows > SPREAD_ROWS
+            arguments = (
+                *(q, kv.pages, _stride(kv), inputs.header, inputs.positions),
+                *(inputs.page_table, self.plan, out, self.parts, self.arrivals),
+                *(2 if in_turn else self.slots, int(in_turn), *heads, scale),
+            )
+            grid = (self.kernel.num_blocks, 1, 1)
+            self.kernel.main.launch(grid, (ATTENTION_THREADS, 1, 1), arguments, overlap=True)
+
+        return launch
+
+
+def _stride(kv: KVLayer) -> ctypes.c_longlong:
+    """Return the fp16 elements between pages."""
+    return ctypes.c_longlong(kv.cache.pages.stride(0))

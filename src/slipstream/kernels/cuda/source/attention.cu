@@ -1,0 +1,349 @@
+// Causal attention of ragged rows over fp16 pages of 16 positions, on tensor cores.
+//
+// Up to 16 query rows of one sequence and one KV head (rows times the query heads that share it)
+// are the M side of mma.m16n8k16; each of them is computed as if it were alone. The context is cut
+// into splits of 256 positions at absolute places. In a split, warp w takes every fourth page from
+// the w-th on, with an online softmax of its own for each row; the four are added up in the order
+// of the warps, and splits in the order of positions, always by the same arithmetic. Who computes
+// which split, and who else rides along, never shows: a page beyond a row's position adds exact
+// zeros to it.
+//
+// A page of one KV head is laid out (key_place, value_place in layers.cu) so that the words a lane
+// copies to shared memory are the operands that the same lane reads: no barrier in the inner loop.
+//
+// Compiled for one padded head size DIM (a multiple of 32) and STAGES pages in flight a warp.
+#include "step.cuh"
+
+#define WARPS 4
+#define SPLIT_PAGES 16
+#define QUERY_PITCH (DIM + (DIM % 64 == 0 ? 32 : 0))  // fp16; keeps lanes on different banks
+#define PART_PITCH (DIM + 8)                          // floats
+#define PAGE_WORDS (2 * 16 * DIM / 8)                 // 16-byte words of a head's K and V
+#define RECORD (DIM + 4)                              // floats of a split's result: max, sum, values
+
+struct Tile {
+    int row, num_rows, last_position, sequence;
+};
+
+// Group the live rows into tiles: neighbours of one sequence, at most `tile_rows`, cut where the
+// row number is a multiple of it. One block. plan[0] gets their number; tiles start at plan + 4.
+extern "C" __global__ void plan_tiles(const int* positions, const int* sequences, int* plan,
+                                      int num_rows, int tile_rows) {
+    __shared__ int counts[32];
+    let_next_start();
+    wait_for_inputs();
+    int before = 0;
+    for (int first = 0; first < num_rows; first += blockDim.x) {
+        const int row = first + threadIdx.x;
+        const bool live = row < num_rows && positions[row] >= 0;
+        const bool leads = live && (row % tile_rows == 0 || positions[row - 1] < 0 ||
+                                    sequences[row - 1] != sequences[row]);
+        const unsigned mask = __ballot_sync(0xffffffffu, leads);
+        if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = __popc(mask);
+        __syncthreads();
+        int place = before + __popc(mask & ((1u << threadIdx.x % 32) - 1));
+        for (int i = 0; i < (int)blockDim.x / 32; i++) {
+            if (i < (int)threadIdx.x / 32) place += counts[i];
+            before += counts[i];
+        }
+        if (leads) {
+            const int end = min(num_rows, row - row % tile_rows + tile_rows);
+            Tile tile = {row, 1, positions[row], sequences[row]};
+            for (int r = row + 1; r < end && positions[r] >= 0; r++) {
+                if (sequences[r] != tile.sequence) break;
+                tile.num_rows++;
+                tile.last_position = max(tile.last_position, positions[r]);
+            }
+            ((Tile*)(plan + 4))[place] = tile;
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) plan[0] = before;
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2,
+                                    unsigned a3, unsigned b0, unsigned b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void copy_async(uint4* to, const uint4* from) {
+    const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+
+// What a row has of some positions: the largest score, and the sums of 2**(score - largest) and of
+// that times V, four columns of it.
+struct Part {
+    float top, sum;
+    float4 values;
+};
+
+__device__ __forceinline__ void fold(Part& a, const Part& b) {
+    const float top = fmaxf(a.top, b.top);
+    const float u = exp2_fast(a.top - top), v = exp2_fast(b.top - top);
+    a.top = top;
+    a.sum = __fmaf_rn(a.sum, u, __fmul_rn(b.sum, v));
+    a.values.x = __fmaf_rn(a.values.x, u, __fmul_rn(b.values.x, v));
+    a.values.y = __fmaf_rn(a.values.y, u, __fmul_rn(b.values.y, v));
+    a.values.z = __fmaf_rn(a.values.z, u, __fmul_rn(b.values.z, v));
+    a.values.w = __fmaf_rn(a.values.w, u, __fmul_rn(b.values.w, v));
+}
+
+__device__ __forceinline__ Part load_part(const float* record, int column) {
+    const float2 sums = __ldcg((const float2*)record);
+    return {sums.x, sums.y, __ldcg((const float4*)(record + 4) + column)};
+}
+
+__device__ __forceinline__ void store_part(float* record, int column, const Part& part) {
+    if (column == 0) __stcg((float2*)record, make_float2(part.top, part.sum));
+    __stcg((float4*)(record + 4) + column, part.values);
+}
+
+// Blocks walk over (tile, head block, worker); worker w of a tile takes splits w, w + W, ...
+//   q: fp16 rows of heads * DIM, null columns beyond head_dim; out: bfloat16 rows of heads *
+//   head_dim; pages: this layer's share of page 0, `page_stride` fp16 between pages.
+//   parts: `slots` records of RECORD floats for each row and head: one a split, or, where one
+//   worker takes all splits in turn, two that carry the sum so far.
+//   arrivals: a zero for every row and head block, zero again at the end.
+//   scale: log2(e) / sqrt(head_dim).
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    attention(const half_bits* q, const half_bits* pages, long long page_stride, const int* inputs,
+              const int* positions, const int* page_table, const int* plan, bfloat16_bits* out,
+              float* parts, unsigned* arrivals, int slots, int in_turn, int heads, int kv_heads,
+              int head_dim, float scale) {
+    extern __shared__ uint4 shared[];
+    uint4* queries = shared;                                        // [16][QUERY_PITCH / 8]
+    uint4* ring = queries + 16 * QUERY_PITCH / 8;                   // [WARPS][STAGES][PAGE_WORDS]
+    float* found = (float*)(ring + WARPS * STAGES * PAGE_WORDS);    // [WARPS][16][PART_PITCH]
+    float2* sums = (float2*)(found + WARPS * 16 * PART_PITCH);      // [WARPS][16]
+    __shared__ int last[16];  // a query row's own position, -1 where there is none
+    __shared__ bool is_last;
+
+    let_next_start();
+    wait_for_inputs();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    const int group = heads / kv_heads;
+    const int width = min(group, 16);  // query heads of a tile
+    const int head_blocks = kv_heads * ((group + width - 1) / width);
+    const int num_tiles = plan[0], table_stride = inputs[0];
+    const int pairs = num_tiles * head_blocks;
+    const int workers = in_turn ? 1 : max(1, (int)gridDim.x / max(pairs, 1));
+    uint4* slot_of_warp = ring + warp * STAGES * PAGE_WORDS + lane;
+
+    for (int item = blockIdx.x; item < pairs * workers; item += gridDim.x) {
+        const Tile tile = ((const Tile*)(plan + 4))[item / workers / head_blocks];
+        const int head_block = item / workers % head_blocks, worker = item % workers;
+        const int kv_head = head_block % kv_heads;
+        const int first_head = head_block / kv_heads * width;  // within the group
+        const int last_page = tile.last_position / 16;
+        const int num_splits = last_page / SPLIT_PAGES + 1;
+        if (worker >= num_splits) continue;
+        const int* table = page_table + (size_t)tile.sequence * table_stride;
+        const half_bits* keys = pages + (size_t)kv_head * 16 * DIM;
+
+        // Copy number n of this warp: its n-th page, counted over all splits of the worker.
+        const auto page_number = [&](int n) {
+            return (worker + n / 4 * workers) * SPLIT_PAGES + n % 4 * WARPS + warp;
+        };
+        const auto page_id = [&](int n) {
+            const int page = page_number(n);
+            return page <= last_page ? table[page] : -1;
+        };
+        const auto copy = [&](int n, int id) {
+            if (id >= 0) {
+                const uint4* from = (const uint4*)(keys + id * page_stride) + lane;
+                const uint4* values = from + (size_t)kv_heads * 16 * DIM / 8;
+                uint4* to = slot_of_warp + n % STAGES * PAGE_WORDS;
+#pragma unroll
+                for (int i = 0; i < DIM / 16; i++) copy_async(to + i * 32, from + i * 32);
+#pragma unroll
+                for (int i = 0; i < DIM / 16; i++)
+                    copy_async(to + (DIM / 16 + i) * 32, values + i * 32);
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        };
+        int ids[STAGES + 1];
+#pragma unroll
+        for (int n = 0; n <= STAGES; n++) ids[n] = page_id(n);
+#pragma unroll
+        for (int n = 0; n < STAGES; n++) copy(n, ids[n]);
+        int next_id = ids[STAGES];
+
+        __syncthreads();  // the item before is done with what is written now
+        const auto row_of = [&](int m) { return tile.row + m / width; };
+        const auto head_of = [&](int m) { return kv_head * group + first_head + m % width; };
+        const auto exists = [&](int m) {
+            return m / width < tile.num_rows && first_head + m % width < group;
+        };
+        for (int i = threadIdx.x; i < 16 * DIM / 8; i += WARPS * 32) {
+            const int m = i / (DIM / 8), chunk = i % (DIM / 8);
+            uint4 word = make_uint4(0, 0, 0, 0);
+            if (exists(m))
+                word = ((const uint4*)(q + ((size_t)row_of(m) * heads + head_of(m)) * DIM))[chunk];
+            queries[m * (QUERY_PITCH / 8) + chunk] = word;
+        }
+        if (threadIdx.x < 16)
+            last[threadIdx.x] = exists(threadIdx.x) ? positions[row_of(threadIdx.x)] : -1;
+        __syncthreads();
+
+        float acc[DIM / 8][4], top[2], sum[2];
+        const int limit[2] = {last[g], last[g + 8]};
+        for (int n = 0; worker + n / 4 * workers < num_splits; n++) {
+            if (n % 4 == 0) {
+#pragma unroll
+                for (int i = 0; i < DIM / 8; i++)
+                    acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
+                top[0] = top[1] = minus_infinity();
+                sum[0] = sum[1] = 0.0f;
+            }
+            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+            const int page = page_number(n);
+            if (page <= last_page) {
+                const uint4* words = slot_of_warp + n % STAGES * PAGE_WORDS;
+                // Scores of 16 query rows and 16 keys: word t of a column chunk has the keys of
+                // tile t, and its halves go to sums of their own to shorten the chain.
+                float score[2][2][4] = {};
+#pragma unroll
+                for (int j = 0; j < DIM / 32; j++) {
+                    const uint4 a = queries[g * (QUERY_PITCH / 8) + j * 4 + c];
+                    const uint4 b = queries[(g + 8) * (QUERY_PITCH / 8) + j * 4 + c];
+#pragma unroll
+                    for (int t = 0; t < 2; t++) {
+                        const uint4 k = words[(j * 2 + t) * 32];
+                        mma(score[t][0], a.x, b.x, a.y, b.y, k.x, k.y);
+                        mma(score[t][1], a.z, b.z, a.w, b.w, k.z, k.w);
+                    }
+                }
+                unsigned weights[4];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {  // rows g and g + 8
+                    float s[4];
+                    float largest = top[r];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int t = i / 2, e = r * 2 + i % 2;
+                        const bool seen = page * 16 + 4 * c + i <= limit[r];
+                        s[i] = seen ? (score[t][0][e] + score[t][1][e]) * scale : minus_infinity();
+                        largest = fmaxf(largest, s[i]);
+                    }
+                    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+                    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+                    const bool none = largest == minus_infinity();
+                    const float factor = none ? 1.0f : exp2_fast(top[r] - largest);
+                    float p[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) p[i] = none ? 0.0f : exp2_fast(s[i] - largest);
+                    sum[r] = __fmaf_rn(sum[r], factor, (p[0] + p[1]) + (p[2] + p[3]));
+                    top[r] = largest;
+                    weights[r] = pack_half(p[0], p[1]);
+                    weights[2 + r] = pack_half(p[2], p[3]);
+                    // Times 1 changes nothing, so who else needs a factor does not show.
+                    if (__any_sync(0xffffffffu, factor != 1.0f)) {
+#pragma unroll
+                        for (int i = 0; i < DIM / 8; i++)
+                            acc[i][2 * r] *= factor, acc[i][2 * r + 1] *= factor;
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < DIM / 16; i++) {
+                    const uint4 v = words[(DIM / 16 + i) * 32];
+                    mma(acc[2 * i], weights[0], weights[1], weights[2], weights[3], v.x, v.y);
+                    mma(acc[2 * i + 1], weights[0], weights[1], weights[2], weights[3], v.z, v.w);
+                }
+            }
+            copy(n + STAGES, next_id);
+            next_id = page_id(n + STAGES + 1);
+            if (n % 4 != 3) continue;
+
+            // The split is done: add up the warps, in their order.
+            const int split = worker + n / 4 * workers;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float total = sum[r];
+                total += __shfl_xor_sync(0xffffffffu, total, 1);
+                total += __shfl_xor_sync(0xffffffffu, total, 2);
+                const int m = warp * 16 + r * 8 + g;
+                if (c == 0) sums[m] = make_float2(top[r], total);
+#pragma unroll
+                for (int i = 0; i < DIM / 8; i++)
+                    *(float2*)(found + m * PART_PITCH + 8 * i + 2 * c) =
+                        make_float2(acc[i][2 * r], acc[i][2 * r + 1]);
+            }
+            __syncthreads();
+            for (int i = threadIdx.x; i < 16 * DIM / 4; i += WARPS * 32) {
+                const int m = i / (DIM / 4), column = i % (DIM / 4);
+                const int last_split = last[m] < 0 ? -1 : last[m] / (16 * SPLIT_PAGES);
+                if (split > last_split) continue;
+                Part part;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) {
+                    const float2 own = sums[w * 16 + m];
+                    const float4 values =
+                        *(const float4*)(found + (w * 16 + m) * PART_PITCH + column * 4);
+                    if (w == 0)
+                        part = {own.x, own.y, values};
+                    else
+                        fold(part, {own.x, own.y, values});
+                }
+                const size_t place = (size_t)row_of(m) * heads + head_of(m);
+                float* records = parts + place * slots * RECORD;
+                if (workers > 1 && last_split > 0) {
+                    store_part(records + (size_t)split * RECORD, column, part);
+                    continue;
+                }
+                if (split > 0) {  // two records by turns: others still read the one before
+                    Part before = load_part(records + (split - 1) % 2 * RECORD, column);
+                    fold(before, part);
+                    part = before;
+                }
+                if (split < last_split) {
+                    store_part(records + split % 2 * RECORD, column, part);
+                    continue;
+                }
+                if (column * 4 < head_dim)
+                    *(uint2*)(out + place * head_dim + column * 4) =
+                        make_uint2(pack_bfloat16(part.values.x / part.sum, part.values.y / part.sum),
+                                   pack_bfloat16(part.values.z / part.sum, part.values.w / part.sum));
+            }
+            __syncthreads();
+        }
+
+        const int active = min(workers, num_splits);
+        if (active == 1) continue;
+        // Rows of several splits: the last worker to arrive adds them up, in their order.
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            unsigned* count = arrivals + (size_t)tile.row * head_blocks + head_block;
+            is_last = atomicAdd(count, 1u) == (unsigned)active - 1;
+            if (is_last) *count = 0;
+        }
+        __syncthreads();
+        if (!is_last) continue;
+        __threadfence();
+        for (int i = threadIdx.x; i < 16 * DIM / 4; i += WARPS * 32) {
+            const int m = i / (DIM / 4), column = i % (DIM / 4);
+            const int last_split = last[m] < 0 ? -1 : last[m] / (16 * SPLIT_PAGES);
+            if (last_split < 1 || column * 4 >= head_dim) continue;
+            const size_t place = (size_t)row_of(m) * heads + head_of(m);
+            const float* records = parts + place * slots * RECORD;
+            Part total = load_part(records, column);
+            for (int s = 1; s <= last_split; s += 8) {
+                Part some[8];
+#pragma unroll
+                for (int u = 0; u < 8; u++)
+                    some[u] = load_part(records + (size_t)min(s + u, last_split) * RECORD, column);
+#pragma unroll
+                for (int u = 0; u < 8; u++)
+                    if (s + u <= last_split) fold(total, some[u]);
+            }
+            *(uint2*)(out + place * head_dim + column * 4) =
+                make_uint2(pack_bfloat16(total.values.x / total.sum, total.values.y / total.sum),
+                           pack_bfloat16(total.values.z / total.sum, total.values.w / total.sum));
+        }
+    }
+}

@@ -1,0 +1,1 @@
+"""Tests that need an NVIDIA GPU: `make gpu-test`. Elsewhere they are skipped and say why."""
