@@ -33,6 +33,26 @@ _CACHE_FORMAT = 1  # of the cubin files in the cache folder
 
 
 @dataclass(frozen=True, kw_only=True)
+class Device:
+    """What kernels are built for.
+
+    Attributes:
+        arch: e.g. "sm_90".
+        processors: multiprocessors.
+        shared_bytes: shared memory that one block may ask for.
+    """
+
+    arch: str
+    processors: int
+    shared_bytes: int
+
+    @property
+    def has_clusters(self) -> bool:
+        """True where blocks form clusters and kernels may overlap: from sm_90 on."""
+        return int(self.arch.removeprefix("sm_")) >= 90
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cubin:
     """Machine code of one architecture.
 
@@ -68,7 +88,9 @@ def compile_kernels(
         LoadError: NVRTC is missing or rejects the source.
     """
     return Module(
-        compile_cubin(source, names=names, defines=defines, arch=arch or device_arch(), cache=cache)
+        compile_cubin(
+            source, names=names, defines=defines, arch=arch or current_device().arch, cache=cache
+        )
     )
 
 
@@ -90,7 +112,7 @@ def compile_cubin(
     text = source.read_bytes()
     file = None
     if cache is not None:
-        parts = [_CACHE_FORMAT, _nvrtc_version(), options, list(names), source.name]
+        parts = [_CACHE_FORMAT, nvrtc_version(), options, list(names), source.name]
         content = [json.dumps(parts).encode(), text, *headers.values(), *map(str.encode, headers)]
         digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in content))
         file = cache / f"{digest.hexdigest()[:32]}.cubin"
@@ -123,8 +145,9 @@ class Module:
 
         symbol = self._symbols[name].encode()
         function = _check(driver.cuModuleGetFunction(self._module, symbol), f"find {name}")
-        if shared_bytes > 0:
-            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        # Only ever raised: others may launch the same kernel with more.
+        if shared_bytes > _check(driver.cuFuncGetAttribute(limit, function), f"size {name}"):
             _check(driver.cuFuncSetAttribute(function, limit, shared_bytes), f"size {name}")
         return Kernel(name, function, shared_bytes)
 
@@ -228,12 +251,19 @@ class Kernel:
         return attributes
 
 
-def device_arch() -> str:
-    """Return the current device's architecture, e.g. "sm_90"."""
+def current_device() -> Device:
+    """Describe torch's current device."""
     import torch
+    from cuda.bindings import driver
 
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+    index = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(index)
+    limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    return Device(
+        arch=f"sm_{properties.major}{properties.minor}",
+        processors=properties.multi_processor_count,
+        shared_bytes=int(_check(driver.cuDeviceGetAttribute(limit, index), "ask its limits")),
+    )
 
 
 def _pack_arguments(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -267,7 +297,12 @@ def _check(result: tuple[Any, ...], action: str) -> Any:
     return answer[0] if len(answer) == 1 else answer or None
 
 
-def _nvrtc_version() -> list[int]:
+def nvrtc_version() -> list[int]:
+    """Return NVRTC's major and minor version.
+
+    Raises:
+        LoadError: NVRTC is missing.
+    """
     _, major, minor = _nvrtc().nvrtcVersion()
     return [major, minor]
 

@@ -1,0 +1,222 @@
+"""Small-M linears on a GPU: time by rows and kernel, against the bytes that must move.
+
+Every number is the median over replays of a CUDA graph that multiplies by one weight set after the
+other, so many that none is still in L2 when its turn comes again. The bound is the bytes of the
+packed weight at the bandwidth of a device-to-device copy in the same run. torch's int4 kernel and a
+bf16 `torch.mm` multiply the same shapes in the same way.
+
+    python benchmarks/cuda_linear.py [--quick] [--shapes 4096x4096] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+from slipstream.kernels.cuda import compiler
+from slipstream.kernels.cuda.linear import CudaWeight, Segment, linear
+from slipstream.kernels.cuda.linear_kernels import LinearKernels
+from slipstream.kernels.cuda.packing import Layout, cut_columns
+from slipstream.models.loading.names import cache_dir
+
+SHAPES = (
+    (15360, 3840),
+    (3840, 15360),
+    (4096, 4096),
+    (14336, 4096),
+    (4096, 14336),
+    (262144, 3840),
+)
+ROTATION_BYTES = 1 << 30  # of weight sets: far more than any L2
+MAX_SETS = 48
+REPLAYS = 15
+PREFILL_ROWS = (32, 64, 128, 256)
+
+
+def copy_bandwidth() -> float:
+    """Return bytes read and written a second by a copy of 8 GB, the median of 7."""
+    source = torch.empty(8 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
+    target = torch.empty_like(source)
+    times = [_timed(lambda: target.copy_(source)) for _ in range(9)][2:]
+    return 2 * source.nbytes / statistics.median(times)
+
+
+def _timed(action: Callable[[], object]) -> float:
+    """Return the seconds that the device takes for `action`."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    action()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+def time_each(action: Callable[[int], object], sets: int) -> float:
+    """Return the seconds of one call, the median over replays of a graph of one call a set."""
+    action(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(sets):
+            action(index)
+    for _ in range(2):
+        graph.replay()
+    return statistics.median(_timed(graph.replay) for _ in range(REPLAYS)) / sets
+
+
+def random_weights(n: int, k: int, sets: int) -> list[CudaWeight]:
+    """Return packed 4-bit matrices with biases, groups of 64, random codes, small scales."""
+    splits, warps, chunks = cut_columns(k)
+    layout = Layout(
+        n=n,
+        k=k,
+        kind=4,
+        group=64,
+        zero=0,
+        has_bias=True,
+        splits=splits,
+        warps=warps,
+        chunks=chunks,
+    )
+    kernels = LinearKernels(layout, compiler.current_device(), cache_dir() / "cubins")
+    weights = []
+    for _ in range(sets):
+        pieces = torch.randint(
+            0,
+            256,
+            (layout.num_bytes // layout.piece_bytes, layout.piece_bytes),
+            device="cuda",
+            dtype=torch.uint8,
+        )
+        at = layout.piece_chunks * layout.code_bytes
+        scales = pieces[:, at:].contiguous().view(torch.float16)
+        scales.normal_(std=0.01)
+        pieces[:, at:] = scales.view(torch.uint8)
+        weights.append(
+            CudaWeight(n=n, k=k, segments=(Segment(layout, 0, pieces.view(-1), kernels),))
+        )
+    return weights
+
+
+def measure_shape(n: int, k: int, copy_rate: float, *, quick: bool) -> dict[str, Any]:
+    """Time one shape by every kernel and number of rows."""
+    probe = random_weights(n, k, 1)[0]
+    sets = max(2, min(MAX_SETS, ROTATION_BYTES // probe.num_bytes))
+    weights = random_weights(n, k, sets)
+    most = max(PREFILL_ROWS)
+    x = torch.randn(most, k, device="cuda").bfloat16()
+    out = torch.empty(most, n, device="cuda")
+
+    def seconds(rows: int, kernel: str, tile_m: int = 16) -> float:
+        return time_each(
+            lambda i: linear(x, weights[i], out, num_rows=rows, kernel=kernel, tile_m=tile_m), sets
+        )
+
+    few: Sequence[int] = (1, 8, 16) if quick else range(1, 17)
+    times = {"multirow": {rows: seconds(rows, "multirow") for rows in few}}
+    times["gemv"] = {rows: seconds(rows, "gemv") for rows in ((1, 4) if quick else few)}
+    for tile_m in (16, 32, 64, 128):
+        some = [1, 8, 16, *(rows for rows in PREFILL_ROWS if rows >= tile_m)]
+        times[f"tile{tile_m}"] = {rows: seconds(rows, "tile", tile_m) for rows in some}
+    one = times["multirow"][1]
+    return {
+        "n": n,
+        "k": k,
+        "bytes": probe.num_bytes,
+        "sets": sets,
+        "us_at_1_row": one * 1e6,
+        "tb_per_s": probe.num_bytes / one * 1e-12,
+        "share_of_copy": probe.num_bytes / one / copy_rate,
+        "us": {name: {r: t * 1e6 for r, t in by_rows.items()} for name, by_rows in times.items()},
+        "times_1_row": {r: t / one for r, t in times["multirow"].items()},
+        "torch_us": {} if quick else torch_times(n, k, x),
+    }
+
+
+def torch_times(n: int, k: int, x: torch.Tensor) -> dict[str, dict[int, float]]:
+    """Time torch's int4 kernel and a bf16 product at 1, 8 and 16 rows, in microseconds."""
+    sets = max(2, min(24, ROTATION_BYTES // (n * k // 2)))
+    packed = []
+    for _ in range(sets):
+        codes = torch.randint(0, 256, (n, k // 2), device="cuda", dtype=torch.uint8)
+        packed.append(torch.ops.aten._convert_weight_to_int4pack(codes, 8))
+    scales = torch.randn(k // 64, n, 2, device="cuda").bfloat16() * 0.01
+    rows = (1, 8, 16)
+
+    def int4(i: int, r: int) -> object:
+        return torch.ops.aten._weight_int4pack_mm(x[:r], packed[i], 64, scales)
+
+    found = {"int4": {r: time_each(lambda i, r=r: int4(i, r), sets) * 1e6 for r in rows}}
+    packed.clear()
+    sets = max(2, min(24, ROTATION_BYTES // (n * k * 2)))
+    dense = [torch.randn(k, n, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
+    found["bf16"] = {
+        r: time_each(lambda i, r=r: torch.mm(x[:r], dense[i]), sets) * 1e6 for r in rows
+    }
+    return found
+
+
+def print_shape(result: dict[str, Any]) -> None:
+    """Print one shape's lines."""
+    us, ratio = result["us"], result["times_1_row"]
+    print(
+        f"{result['n']:>6} x {result['k']:<6} {result['us_at_1_row']:7.2f} us  "
+        f"{result['tb_per_s']:.2f} TB/s  {result['share_of_copy']:.0%} of copy   "
+        f"T(8)/T(1) {ratio[8]:.2f}  T(16)/T(1) {ratio[16]:.2f}"
+    )
+    for name, by_rows in us.items():
+        print(f"    {name:9}", "  ".join(f"{r}: {t:.1f}" for r, t in by_rows.items()))
+    for name, by_rows in result["torch_us"].items():
+        print(f"    torch {name:9}", "  ".join(f"{r}: {t:.1f}" for r, t in by_rows.items()))
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Measure, print the table and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few rows, no torch kernels")
+    parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
+    parser.add_argument("--json", type=Path, help="also write the line here")
+    options = parser.parse_args()
+    copy_rate = copy_bandwidth()
+    print(f"copy of 8 GB: {copy_rate * 1e-12:.2f} TB/s read and written")
+    results = []
+    for shape in options.shapes.split(","):
+        n, k = map(int, shape.split("x"))
+        results.append(measure_shape(n, k, copy_rate, quick=options.quick))
+        print_shape(results[-1])
+        torch.cuda.empty_cache()
+    line = json.dumps(
+        {
+            "schema": "slipstream-cuda-linear-1",
+            "provenance": {
+                "device": torch.cuda.get_device_name(),
+                "driver": torch.cuda.driver_version()
+                if hasattr(torch.cuda, "driver_version")
+                else None,
+                "torch": torch.__version__,
+                "nvrtc": compiler.nvrtc_version(),
+                "python": platform.python_version(),
+                "weights": "4 bits, groups of 64 with bias, random",
+            },
+            "copy_tb_per_s": copy_rate * 1e-12,
+            "shapes": results,
+        }
+    )
+    if options.json:
+        options.json.write_text(line + "\n")
+    print(line)
+
+
+if __name__ == "__main__":
+    main()

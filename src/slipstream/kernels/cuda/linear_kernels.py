@@ -1,0 +1,191 @@
+"""Launches the linear kernels of one layout: grids, shared memory, and which constants they need.
+
+Sizes of shared arrays are said twice, here and in the sources that carve them up, under one name.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor as TorchTensor
+
+from slipstream.kernels.cuda import compiler
+from slipstream.kernels.cuda.compiler import SOURCES, Device, Kernel
+from slipstream.kernels.cuda.packing import CHUNK, TILE, Layout
+
+TILE_ROWS = (16, 32, 64, 128)
+_MAX_STAGES = 4  # pieces in flight a warp; more brought nothing
+_TILE_STAGES = 4
+_SLOT_ROW = 20  # linear_rows.cu
+_OUTPUT_WARPS = 4  # linear_tile.cu
+_EMBED_THREADS = 256
+
+Build = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]  # source, names, macros
+
+
+class LinearKernels:
+    """The kernels of one layout on one device, compiled at first use.
+
+    Args:
+        cubins: folder of compiled kernels; None compiles anew.
+    """
+
+    def __init__(self, layout: Layout, device: Device, cubins: Path | None) -> None:
+        self._layout = layout
+        self._device = device
+        self._cubins = cubins
+        self._blocks = layout.splits if device.has_clusters else 1  # that share a tile of outputs
+        self._rows: dict[int, tuple[Kernel, int]] = {}
+        self._tiles: dict[int, Kernel] = {}
+
+    def multirow(
+        self,
+        packed: TorchTensor,
+        x: TorchTensor,
+        out: TorchTensor,
+        residual: TorchTensor | None,
+        num_rows: int,
+        *,
+        one_row: bool,
+    ) -> None:
+        """Launch `multirow`, or `gemv` where each row is to read the weights anew."""
+        tiles = 1 if one_row or num_rows <= 8 else 2
+        rows_per_pass = 1 if one_row else tiles * 8
+        if tiles not in self._rows:
+            self._rows[tiles] = self._load_rows(tiles)
+        kernel, workers = self._rows[tiles]
+        kernel.launch(
+            (workers * self._blocks, -(-num_rows // rows_per_pass), 1),
+            (self._layout.warps * 32, 1, 1),
+            [*self._arguments(packed, x, out, residual, num_rows), rows_per_pass],
+            cluster=self._blocks,
+            overlap=self._device.has_clusters,
+        )
+
+    def tile(
+        self,
+        packed: TorchTensor,
+        x: TorchTensor,
+        out: TorchTensor,
+        residual: TorchTensor | None,
+        num_rows: int,
+        tile_m: int,
+    ) -> None:
+        """Launch `tile`."""
+        if tile_m not in self._tiles:
+            module = self._compile(self.tile_build(tile_m))
+            shared = self._tile_shared_bytes(tile_m, self._tile_stages(tile_m))
+            self._tiles[tile_m] = module.kernel(f"tile<{tile_m}>", shared_bytes=shared)
+        tiles = -(-self._layout.tiles // _OUTPUT_WARPS)
+        self._tiles[tile_m].launch(
+            (tiles * self._blocks, -(-num_rows // tile_m), 1),
+            (256 if tile_m > 64 else 128, 1, 1),
+            self._arguments(packed, x, out, residual, num_rows),
+            cluster=self._blocks,
+            overlap=self._device.has_clusters,
+        )
+
+    def embed(
+        self, packed: TorchTensor, token_ids: TorchTensor, out: TorchTensor, num_rows: int
+    ) -> None:
+        """Launch `embed`."""
+        kernel = self._compile(self.embed_build()).kernel("embed")
+        kernel.launch(
+            (num_rows, 1, 1),
+            (_EMBED_THREADS, 1, 1),
+            [packed, token_ids, out, self._layout.k],
+            overlap=self._device.has_clusters,
+        )
+
+    def rows_build(self) -> Build:
+        """Return what `multirow` and `gemv` are compiled from."""
+        return "linear_rows.cu", ("multirow<1>", "multirow<2>"), self._macros(STAGES=self._stages())
+
+    def tile_build(self, tile_m: int) -> Build:
+        """Return what `tile` is compiled from."""
+        macros = self._macros(STAGES=1, TILE_STAGES=self._tile_stages(tile_m))
+        return "linear_tile.cu", (f"tile<{tile_m}>",), macros
+
+    def embed_build(self) -> Build:
+        """Return what `embed` is compiled from."""
+        return "linear_embed.cu", ("embed",), self._macros(STAGES=1)
+
+    def _load_rows(self, tiles: int) -> tuple[Kernel, int]:
+        """Return the kernel for `tiles` tiles of 8 rows, and how many workers share the outputs."""
+        module, name = self._compile(self.rows_build()), f"multirow<{tiles}>"
+        workers = self._most_workers()
+        shared = self._rows_shared_bytes(tiles, self._stages(), workers)
+        kernel = module.kernel(name, shared_bytes=shared)
+        if self._blocks > 1:
+            # A multiprocessor short of a whole cluster stays idle.
+            workers = min(workers, kernel.max_clusters(self._layout.warps * 32, self._blocks))
+            shared = self._rows_shared_bytes(tiles, self._stages(), workers)
+            kernel = module.kernel(name, shared_bytes=shared)
+        return kernel, workers
+
+    def _most_workers(self) -> int:
+        return min(self._layout.tiles, self._device.processors // self._blocks)
+
+    def _stages(self) -> int:
+        """Return the pieces that each warp keeps in flight, as shared memory allows."""
+        # Fewer clusters than this may fit; each then owns more tiles, hence the reserve.
+        workers = max(1, self._most_workers() * 3 // 4)
+        for stages in range(_MAX_STAGES, 1, -1):
+            if self._rows_shared_bytes(2, stages, workers) <= self._device.shared_bytes:
+                return stages
+        return 1
+
+    def _rows_shared_bytes(self, tiles: int, stages: int, workers: int) -> int:
+        layout = self._layout
+        rings = layout.warps * stages * (layout.piece_bytes + 8)  # a barrier for each piece
+        slots = 2 * layout.warps * tiles * 8 * _SLOT_ROW * 4
+        input_sums = layout.warps * layout.chunks * self._groups * tiles * 8 * 4
+        if layout.splits == 1:
+            return rings + slots + input_sums
+        own_splits = layout.splits // self._blocks
+        block_sums = own_splits * -(-layout.tiles // workers) * tiles * 8 * TILE * 4
+        return rings + slots + input_sums + block_sums
+
+    def _tile_stages(self, tile_m: int) -> int:
+        for stages in range(_TILE_STAGES, 3, -1):
+            if self._tile_shared_bytes(tile_m, stages) <= self._device.shared_bytes:
+                return stages
+        return 3  # fits any device: 99 KB for float32 and 128 rows
+
+    def _tile_shared_bytes(self, tile_m: int, stages: int) -> int:
+        layout = self._layout
+        stage = _OUTPUT_WARPS * (layout.code_bytes + layout.scale_bytes) + tile_m * CHUNK * 2
+        input_sums = 2 * self._groups * tile_m * 4
+        block_sums = tile_m * _OUTPUT_WARPS * TILE * 4 if layout.splits > 1 else 0
+        return stages * stage + input_sums + block_sums
+
+    @property
+    def _groups(self) -> int:
+        """Groups of a chunk."""
+        return CHUNK // self._layout.group
+
+    def _macros(self, **pipeline: int) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted({**self._layout.defines(), **pipeline}.items()))
+
+    def _arguments(
+        self,
+        packed: TorchTensor,
+        x: TorchTensor,
+        out: TorchTensor,
+        residual: TorchTensor | None,
+        num_rows: int,
+    ) -> list[TorchTensor | int | None]:
+        layout = self._layout
+        return [packed, x, out, residual, layout.n, layout.k, out.stride(0), num_rows]
+
+    def _compile(self, build: Build) -> compiler.Module:
+        return _compiled(build, self._cubins)
+
+
+@cache
+def _compiled(build: Build, cubins: Path | None) -> compiler.Module:
+    source, names, macros = build
+    return compiler.compile_kernels(
+        SOURCES / source, names=names, defines=dict(macros), cache=cubins
+    )

@@ -1,0 +1,169 @@
+// The inner product that all linear kernels share: instruction, order along K, rounding.
+//
+// mma.m16n8k16: weights are the A operand (16 outputs), inputs the B operand (8 rows), float32
+// accumulators. A group's products are one chain of mma; scale, then offset, are applied once a group
+// by fused multiply-add. Dense weights are one chain over a warp's slice; float16 and float32 are
+// split exactly into two and three bfloat16 terms, the smallest first.
+#pragma once
+
+#include "linear_layout.cuh"
+
+constexpr int TERMS = KIND == 32 ? 3 : KIND == 17 ? 2 : 1;
+
+__device__ __forceinline__ void mma(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// a * 1 + b on two bfloat16.
+__device__ __forceinline__ u32 add_bf16(u32 a, u32 b) {
+  u32 sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3F803F80u), "r"(b));
+  return sum;
+}
+
+// Split two float32 into TERMS bfloat16 pairs for register `i` of A, smallest term first.
+__device__ __forceinline__ void split_terms(float low, float high, int i, u32 (&a)[TERMS][4]) {
+#pragma unroll
+  for (int term = TERMS - 1; term >= 0; --term) {
+    a[term][i] = upper_halves(low, high);
+    low -= truncate_to_bf16(low);
+    high -= truncate_to_bf16(high);
+  }
+}
+
+// The A operand of one step, from a chunk's codes in shared memory.
+struct ChunkCodes {
+  const uint4* lane_codes;
+
+  __device__ __forceinline__ ChunkCodes(const char* codes, int lane)
+      : lane_codes(reinterpret_cast<const uint4*>(codes) + lane) {}
+
+  __device__ __forceinline__ void load(int step, u32 (&a)[TERMS][4]) const {
+    if constexpr (KIND == 4) {
+      // Nibbles i and i + 4 of a word are the two elements of register i.
+      const uint4 words = lane_codes[0];
+      const u32 word = step == 0 ? words.x : step == 1 ? words.y : step == 2 ? words.z : words.w;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[0][i] = ((word >> (4 * i)) & 0x000F000Fu) | 0x43004300u;
+    } else if constexpr (KIND == 8) {
+      // bfloat16 holds 128 + (code mod 128); bit 7 decides whether 128 or 256 is taken off again.
+      const uint4 words = lane_codes[step / 2 * 32];
+      const u32 pair[2] = {step % 2 ? words.z : words.x, step % 2 ? words.w : words.y};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32 bytes = pair[i / 2] >> (8 * (i % 2));
+        a[0][i] = add_bf16((bytes & 0x007F007Fu) | 0x43004300u,
+                           (~bytes & 0x00800080u) | 0xC300C300u);
+      }
+    } else if constexpr (KIND == 16) {
+      const uint4 words = lane_codes[step * 32];
+      a[0][0] = words.x, a[0][1] = words.y, a[0][2] = words.z, a[0][3] = words.w;
+    } else if constexpr (KIND == 17) {
+      const uint4 words = lane_codes[step * 32];
+      const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) split_terms(low_half(pairs[i]), high_half(pairs[i]), i, a);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 words = lane_codes[(step * 2 + half) * 32];
+        split_terms(__uint_as_float(words.x), __uint_as_float(words.y), 2 * half, a);
+        split_terms(__uint_as_float(words.z), __uint_as_float(words.w), 2 * half + 1, a);
+      }
+    }
+  }
+};
+
+// Scale and offset of one group for output rows g and g + 8 of the tile.
+struct GroupScale {
+  float scale[2];
+  float offset[2];
+
+  __device__ __forceinline__ GroupScale(const char* scales, int group, int lane) {
+    const char* at = scales + group * GROUP_SCALE_BYTES + (lane >> 2) * (GROUP_SCALE_BYTES / 8);
+    if constexpr (HAS_BIAS) {
+      const uint2 pairs = *reinterpret_cast<const uint2*>(at);
+      scale[0] = low_half(pairs.x), offset[0] = fmaf(OFFSET, scale[0], high_half(pairs.x));
+      scale[1] = low_half(pairs.y), offset[1] = fmaf(OFFSET, scale[1], high_half(pairs.y));
+    } else {
+      const u32 pair = *reinterpret_cast<const u32*>(at);
+      scale[0] = low_half(pair), offset[0] = OFFSET * scale[0];
+      scale[1] = high_half(pair), offset[1] = OFFSET * scale[1];
+    }
+  }
+};
+
+// Add a chunk's products to `sum`, for `tiles` tiles of 8 rows.
+//
+// `columns.load(tile, step, b)` gives the B operand; `input_sums` points at the sums of inputs of the
+// chunk's groups, float32 of shape (GROUPS, tiles, 8) in shared memory.
+template <int tiles, class Columns>
+__device__ __forceinline__ void multiply_chunk(const char* codes, const char* scales,
+                                               const Columns& columns, const float* input_sums,
+                                               int lane, float (&sum)[tiles][4]) {
+  const ChunkCodes chunk(codes, lane);
+#pragma unroll
+  for (int group = 0; group < GROUPS; ++group) {
+    float products[tiles][4];
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) products[tile][i] = QUANTIZED ? 0.0f : sum[tile][i];
+#pragma unroll
+    for (int step = group * GROUP_STEPS; step < (group + 1) * GROUP_STEPS; ++step) {
+      u32 a[TERMS][4];
+      chunk.load(step, a);
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        u32 b[2];
+        columns.load(tile, step, b);
+#pragma unroll
+        for (int term = 0; term < TERMS; ++term) mma(products[tile], a[term], b);
+      }
+    }
+    if constexpr (!QUANTIZED) {
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[tile][i] = products[tile][i];
+    } else {
+      const GroupScale of(scales, group, lane);
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          sum[tile][i] = fmaf(of.scale[i >> 1], products[tile][i], sum[tile][i]);
+        if constexpr (HAS_OFFSET) {
+          const float2 inputs = *reinterpret_cast<const float2*>(
+              input_sums + (group * tiles + tile) * 8 + 2 * (lane & 3));
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            sum[tile][i] = fmaf(of.offset[i >> 1], i & 1 ? inputs.y : inputs.x, sum[tile][i]);
+        }
+      }
+    }
+  }
+}
+
+// Write the sums of inputs of one tile of 8 rows, as `multiply_chunk` reads them.
+template <int tiles, class Columns>
+__device__ __forceinline__ void sum_inputs(const Columns& columns, int tile, float* input_sums,
+                                           int lane) {
+  const u32 ones[4] = {0x3F803F80u, 0x3F803F80u, 0x3F803F80u, 0x3F803F80u};
+#pragma unroll
+  for (int group = 0; group < GROUPS; ++group) {
+    float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int step = group * GROUP_STEPS; step < (group + 1) * GROUP_STEPS; ++step) {
+      u32 b[2];
+      columns.load(tile, step, b);
+      mma(total, ones, b);
+    }
+    if (lane < 4)
+      *reinterpret_cast<float2*>(input_sums + (group * tiles + tile) * 8 + 2 * lane) =
+          make_float2(total[0], total[1]);
+  }
+}

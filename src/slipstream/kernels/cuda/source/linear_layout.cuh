@@ -1,0 +1,37 @@
+// How a packed matrix lies in memory; `packing.py` writes it and explains it.
+//
+// Macros: KIND (4 and 8 bit codes, 16 bfloat16, 17 float16, 32 float32), GROUP, ZERO, HAS_BIAS (of
+// codes), CHUNKS (of 64 columns in a warp's slice), WARPS (slices in a block), SPLITS (blocks along
+// K), PIECE_CHUNKS (chunks that travel together), STAGES (pieces in flight).
+#pragma once
+
+#include "types.cuh"
+
+constexpr bool QUANTIZED = KIND == 4 || KIND == 8;
+constexpr int TILE = 16;               // output rows of an mma
+constexpr int CHUNK = 64;              // columns
+constexpr int STEPS = CHUNK / 16;      // mma steps of a chunk
+constexpr int GROUPS = QUANTIZED ? CHUNK / GROUP : 1;  // groups of a chunk
+constexpr int GROUP_STEPS = STEPS / GROUPS;
+constexpr int BITS = KIND == 17 ? 16 : KIND;
+constexpr int CHUNK_CODE_BYTES = TILE * CHUNK * BITS / 8;
+constexpr int GROUP_SCALE_BYTES = QUANTIZED ? TILE * 2 * (1 + HAS_BIAS) : 0;
+constexpr int CHUNK_SCALE_BYTES = GROUPS * GROUP_SCALE_BYTES;
+constexpr int PIECES = CHUNKS / PIECE_CHUNKS;
+constexpr int PIECE_BYTES = PIECE_CHUNKS * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
+constexpr int SLICE_BYTES = PIECES * PIECE_BYTES;
+constexpr int RUN = GROUP == 16 ? 16 : 32;  // columns of which each of four lanes holds a quarter
+static_assert(CHUNKS % PIECE_CHUNKS == 0, "a slice holds whole pieces");
+
+// A code stands for code - CENTRE in the mma (or 128 + code, for 4 bits), so that what is missing
+// from scale * (code - ZERO) + bias is (bias + OFFSET * scale) times the group's sum of inputs.
+constexpr float OFFSET = KIND == 4 ? -float(128 + ZERO) : float(128 - ZERO);
+constexpr bool HAS_OFFSET = QUANTIZED && (HAS_BIAS || OFFSET != 0);
+
+// Blocks of a cluster share out the splits; without clusters one block takes them in turn.
+#if __CUDA_ARCH__ >= 900
+constexpr bool CLUSTERED = SPLITS > 1;
+#else
+constexpr bool CLUSTERED = false;
+#endif
+constexpr int OWN_SPLITS = CLUSTERED ? 1 : SPLITS;

@@ -1,0 +1,191 @@
+// y = x W^T for many rows: weights are read once for a tile of 16, 32, 64 or 128 rows.
+//
+// A block makes 64 outputs for a tile of rows. It walks K chunk by chunk: codes, scales and inputs of
+// the coming chunks are copied to shared memory while this one is multiplied. Each warp multiplies 16
+// outputs by up to 64 rows and keeps the sum of the slice at hand and of the slices before it, so
+// that it adds what `multirow` adds, in the same order. Blocks of a cluster own consecutive spans of
+// K.
+
+#include "async.cuh"
+#include "linear_inner.cuh"
+
+constexpr int OUTPUT_WARPS = 4;
+constexpr int OUTPUTS = OUTPUT_WARPS * TILE;
+constexpr int CODE_BYTES = OUTPUT_WARPS * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);  // of a stage
+
+// Inputs of a chunk in shared memory: bfloat16 of shape (CHUNK / RUN, all_rows, RUN).
+template <int all_rows>
+struct SharedInputs {
+  const char* inputs;
+  int first_row, lane;
+
+  __device__ __forceinline__ void load(int tile, int step, u32 (&b)[2]) const {
+    const int row = first_row + tile * 8 + (lane >> 2);
+    if constexpr (RUN == 32) {
+      const uint4 values = *reinterpret_cast<const uint4*>(
+          inputs + ((step / 2 * all_rows + row) * 4 + (lane & 3)) * 16);
+      b[0] = step % 2 ? values.z : values.x;
+      b[1] = step % 2 ? values.w : values.y;
+    } else {
+      const uint2 values = *reinterpret_cast<const uint2*>(
+          inputs + ((step * all_rows + row) * 4 + (lane & 3)) * 8);
+      b[0] = values.x;
+      b[1] = values.y;
+    }
+  }
+};
+
+// A chunk's place along K.
+struct Place {
+  int split, slice = 0, chunk = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++chunk == CHUNKS) {
+      chunk = 0;
+      if (++slice == WARPS) slice = 0, ++split;
+    }
+  }
+};
+
+template <int all_rows>
+__global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
+    tile(const char* weight, const u16* x, float* out, const float* residual, int n, int k,
+         int out_stride, int num_rows) {
+  constexpr int tiles = (all_rows > 64 ? 64 : all_rows) / 8;  // of 8 rows, of one warp
+  constexpr int row_tiles = all_rows / 8;
+  constexpr int warps = OUTPUT_WARPS * (row_tiles / tiles);
+  constexpr int threads = warps * 32;
+  constexpr int input_bytes = all_rows * CHUNK * 2;
+  constexpr int stage_bytes = CODE_BYTES + input_bytes;
+  constexpr int sums_size = HAS_OFFSET ? GROUPS * all_rows : 0;  // (warp's rows, GROUPS, tiles, 8)
+  constexpr int total_chunks = OWN_SPLITS * WARPS * CHUNKS;
+
+  extern __shared__ __align__(128) char shared[];
+  float* input_sums = reinterpret_cast<float*>(shared + TILE_STAGES * stage_bytes);  // two chunks'
+  float* block_sums = input_sums + 2 * sums_size;  // (all_rows, OUTPUTS), where SPLITS > 1
+
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int output_warp = warp % OUTPUT_WARPS, row_warp = warp / OUTPUT_WARPS;
+  const int blocks = CLUSTERED ? SPLITS : 1;
+  const int rank = blockIdx.x % blocks;
+  const int first_tile = blockIdx.x / blocks * OUTPUT_WARPS;
+  const int num_tiles = (n + TILE - 1) / TILE;
+  const int first_row = blockIdx.y * all_rows;
+  const int rows = min(all_rows, num_rows - first_row);
+  x += size_t(first_row) * k;
+  out += size_t(first_row) * out_stride;
+  if (residual != nullptr) residual += size_t(first_row) * out_stride;
+
+  Place copied{rank};
+  int filling = 0, num_copied = 0;
+  auto copy_chunk = [&] {
+    if (num_copied++ < total_chunks) {
+      char* stage = shared + filling * stage_bytes;
+      const int piece = copied.chunk / PIECE_CHUNKS, within = copied.chunk % PIECE_CHUNKS;
+      constexpr int code_units = CHUNK_CODE_BYTES / 16;
+      constexpr int units = code_units + CHUNK_SCALE_BYTES / 16;
+      for (int unit = threadIdx.x; unit < OUTPUT_WARPS * units; unit += threads) {
+        const int tile_index = first_tile + unit / units, at = unit % units;
+        const size_t slice = (size_t(tile_index) * SPLITS + copied.split) * WARPS + copied.slice;
+        const char* from = weight + slice * SLICE_BYTES + piece * PIECE_BYTES;
+        from += at < code_units ? within * CHUNK_CODE_BYTES + at * 16
+                                : PIECE_CHUNKS * CHUNK_CODE_BYTES + within * CHUNK_SCALE_BYTES +
+                                      (at - code_units) * 16;
+        const bool valid = tile_index < num_tiles;
+        copy_16(stage + unit * 16, valid ? from : weight, valid);
+      }
+      const int column = ((copied.split * WARPS + copied.slice) * CHUNKS + copied.chunk) * CHUNK;
+      constexpr int run_units = RUN / 8;
+      for (int unit = threadIdx.x; unit < all_rows * CHUNK / 8; unit += threads) {
+        const int within_row = unit % run_units, row = unit / run_units % all_rows;
+        const int at = column + unit / (run_units * all_rows) * RUN + within_row * 8;
+        const bool valid = row < rows && at < k;
+        copy_16(stage + CODE_BYTES + unit * 16, valid ? x + size_t(row) * k + at : x, valid);
+      }
+      copied.advance();
+      filling = filling + 1 == TILE_STAGES ? 0 : filling + 1;
+    }
+    commit_copies();
+  };
+
+  auto add_inputs = [&](int index, int stage) {
+    if constexpr (HAS_OFFSET) {
+      for (int row_tile = warp; row_tile < row_tiles; row_tile += warps) {
+        const SharedInputs<all_rows> columns{shared + stage * stage_bytes + CODE_BYTES,
+                                             row_tile / tiles * tiles * 8, lane};
+        float* to = input_sums + index % 2 * sums_size + row_tile / tiles * GROUPS * tiles * 8;
+        sum_inputs<tiles>(columns, row_tile % tiles, to, lane);
+      }
+    }
+  };
+
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  for (int stage = 0; stage < TILE_STAGES - 1; ++stage) copy_chunk();
+  wait_copies<TILE_STAGES - 2>();
+  __syncthreads();
+  add_inputs(0, 0);
+
+  float sum[tiles][4] = {}, total[tiles][4] = {};
+  Place place{rank};
+  int stage = 0;
+  for (int index = 0; index < total_chunks; ++index) {
+    wait_copies<TILE_STAGES - 3>();
+    __syncthreads();
+    copy_chunk();
+    const int next_stage = stage + 1 == TILE_STAGES ? 0 : stage + 1;
+    if (index + 1 < total_chunks) add_inputs(index + 1, next_stage);
+
+    const char* codes = shared + stage * stage_bytes +
+                        output_warp * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
+    const SharedInputs<all_rows> columns{shared + stage * stage_bytes + CODE_BYTES,
+                                         row_warp * tiles * 8, lane};
+    multiply_chunk<tiles>(codes, codes + CHUNK_CODE_BYTES, columns,
+                          input_sums + index % 2 * sums_size + row_warp * GROUPS * tiles * 8, lane,
+                          sum);
+
+    if (place.chunk == CHUNKS - 1) {
+      const bool first = place.slice == 0, last = place.slice == WARPS - 1;
+#pragma unroll
+      for (int t = 0; t < tiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          total[t][i] = first ? sum[t][i] : total[t][i] + sum[t][i];
+          sum[t][i] = 0.0f;
+          if constexpr (SPLITS > 1) {
+            const int row = (row_warp * tiles + t) * 8 + 2 * (lane & 3) + (i & 1);
+            float* to = block_sums + row * OUTPUTS + output_warp * TILE + (lane >> 2) + 8 * (i >> 1);
+            if (last) *to = place.split == rank ? total[t][i] : *to + total[t][i];
+          }
+        }
+    }
+    place.advance();
+    stage = next_stage;
+  }
+
+  if constexpr (SPLITS > 1) {
+    if constexpr (CLUSTERED) meet_cluster();
+    else __syncthreads();
+    for (int at = threadIdx.x + rank * threads; at < rows * OUTPUTS; at += threads * blocks) {
+      const int output = first_tile * TILE + at % OUTPUTS;
+      if (output >= n) continue;
+      float sums = CLUSTERED ? read_cluster(block_sums + at, 0) : block_sums[at];
+      if constexpr (CLUSTERED)
+        for (int split = 1; split < SPLITS; ++split) sums += read_cluster(block_sums + at, split);
+      const size_t to = size_t(at / OUTPUTS) * out_stride + output;
+      out[to] = residual != nullptr ? sums + residual[to] : sums;
+    }
+    if constexpr (CLUSTERED) meet_cluster();
+  } else {
+#pragma unroll
+    for (int t = 0; t < tiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = (row_warp * tiles + t) * 8 + 2 * (lane & 3) + (i & 1);
+        const int output = (first_tile + output_warp) * TILE + (lane >> 2) + 8 * (i >> 1);
+        if (row >= rows || output >= n) continue;
+        const size_t to = size_t(row) * out_stride + output;
+        out[to] = residual != nullptr ? total[t][i] + residual[to] : total[t][i];
+      }
+  }
+}

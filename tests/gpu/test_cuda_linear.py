@@ -1,0 +1,197 @@
+"""CUDA linears: the same bytes from every kernel at every number of rows, near float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the cuda back end needs torch")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from slipstream.errors import LoadError  # noqa: E402
+from slipstream.kernels.cuda.linear import TILE_ROWS, CudaWeight, embed, linear, pack  # noqa: E402
+from slipstream.models.loading.names import cache_dir  # noqa: E402
+from slipstream.models.weights import Tensor  # noqa: E402
+from tests.unit.test_cuda_packing import draw_codes, draw_dense  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+# bits, zero, has bias, group; or a dense precision
+KINDS: list[tuple[int, int, bool, int] | str] = [
+    (4, 0, True, 64),
+    (4, 0, True, 32),
+    (4, 8, False, 32),
+    (4, 0, True, 16),
+    (4, 0, True, 128),
+    (8, 128, False, 32),
+    (8, 0, True, 64),
+    "bf16",
+    "f16",
+    "f32",
+]
+SHAPES = [(97, 96), (512, 576), (1000, 3840), (256, 4096), (144, 5120), (80, 15360)]
+ROWS = 300
+KERNELS = [("gemv", 16), ("multirow", 16), *(("tile", rows) for rows in TILE_ROWS)]
+
+
+def packed(parts: Sequence[Tensor]) -> CudaWeight:
+    """Pack with the kernels that earlier runs compiled."""
+    return pack(parts, cubins=cache_dir() / "cubins")
+
+
+def draw(kind: tuple[int, int, bool, int] | str, n: int, k: int) -> Tensor:
+    """Return a random matrix; where k is no multiple of the group, of half the group and so on."""
+    if isinstance(kind, str):
+        return draw_dense(n, k, kind)
+    bits, zero, has_bias, group = kind
+    while k % group:
+        group //= 2
+    return draw_codes(n, k, bits, zero, has_bias, group)
+
+
+def draw_inputs(rows: int, k: int) -> torch.Tensor:
+    """Return bfloat16 inputs with a few large columns, as activations have them."""
+    generator = torch.Generator("cuda").manual_seed(k)
+    x = torch.randn(rows, k, device="cuda", generator=generator)
+    x[:, :: max(k // 5, 1)] *= 30
+    return x.to(torch.bfloat16)
+
+
+def run(
+    x: torch.Tensor,
+    weight: CudaWeight,
+    num_rows: int,
+    *,
+    kernel: str = "auto",
+    tile_m: int = 16,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the first rows of the output; what lies behind them must stay untouched."""
+    out = torch.full((len(x), weight.n), float("nan"), device="cuda")
+    linear(x, weight, out, residual, num_rows=num_rows, kernel=kernel, tile_m=tile_m)
+    assert torch.isnan(out[num_rows:]).all()
+    return out[:num_rows]
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two float32 tensors agree bit for bit."""
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_close_to_float64(n: int, k: int, kind: tuple[int, int, bool, int] | str) -> None:
+    part = draw(kind, n, k)
+    x = draw_inputs(20, k)
+    residual = torch.randn(20, n, device="cuda")
+    exact = torch.from_numpy(part.dequantize()).cuda().double()
+    expected = x.double() @ exact.T + residual.double()
+    out = run(x, packed([part]), 20, residual=residual).double()
+    # Float32 sums of exact products: far below the rounding of the inputs to bfloat16, 2e-3.
+    assert torch.linalg.norm(out - expected) <= 1e-5 * torch.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_kernels_and_row_counts_give_the_same_bytes(
+    n: int, k: int, kind: tuple[int, int, bool, int] | str
+) -> None:
+    weight = packed([draw(kind, n, k)])
+    x = draw_inputs(ROWS, k)
+    one_by_one = torch.cat([run(x[row : row + 1], weight, 1) for row in range(ROWS)])
+    x[ROWS - 1] = float("nan")  # a row that is never asked for must not be seen
+    for kernel, tile_m in KERNELS:
+        for rows in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33, 64, 65, 100, 128, 129, 256, 299):
+            out = run(x, weight, rows, kernel=kernel, tile_m=tile_m)
+            assert same_bytes(out, one_by_one[:rows]), f"{kernel} {tile_m}, {rows} rows"
+
+
+def test_every_row_count_up_to_300() -> None:
+    weight = packed([draw((4, 0, True, 64), 272, 3840)])
+    x = draw_inputs(ROWS, 3840)
+    one_by_one = run(x, weight, ROWS, kernel="gemv")
+    for rows in range(1, ROWS + 1):
+        assert same_bytes(run(x, weight, rows), one_by_one[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize(("kernel", "tile_m"), KERNELS)
+def test_place_among_others_changes_nothing(kernel: str, tile_m: int) -> None:
+    weight = packed([draw((4, 0, True, 64), 272, 14336)])
+    x = draw_inputs(48, 14336)
+    out = run(x, weight, 48, kernel=kernel, tile_m=tile_m)
+    order = torch.randperm(48, device="cuda")
+    assert same_bytes(run(x[order], weight, 48, kernel=kernel, tile_m=tile_m), out[order])
+    assert same_bytes(run(x, weight, 48, kernel=kernel, tile_m=tile_m), out)
+
+
+def test_fused_parts_of_several_kinds_equal_the_parts_alone() -> None:
+    kinds: Sequence[tuple[int, int, bool, int] | str] = [
+        (4, 0, True, 32),
+        (8, 128, False, 32),
+        "f16",
+    ]
+    parts = [draw(kind, n, 576) for kind, n in zip(kinds, (64, 40, 24), strict=True)]
+    parts.insert(1, draw((4, 0, True, 32), 72, 576))
+    x = draw_inputs(20, 576)
+    residual = torch.randn(20, 200, device="cuda")
+    fused = run(x, packed(parts), 20, residual=residual)
+    first = 0
+    for part in parts:
+        last = first + part.shape[0]
+        beside = residual[:, first:last].contiguous()
+        for kernel, tile_m in KERNELS:
+            alone = run(x, packed([part]), 20, residual=beside, kernel=kernel, tile_m=tile_m)
+            assert same_bytes(alone, fused[:, first:last])
+        first = last
+
+
+def test_residual_may_be_the_output() -> None:
+    weight = packed([draw((4, 0, True, 64), 256, 15360)])
+    x = draw_inputs(20, 15360)
+    residual = torch.randn(20, 256, device="cuda")
+    for kernel, tile_m in KERNELS:
+        expected = run(x, weight, 20, residual=residual, kernel=kernel, tile_m=tile_m)
+        out = residual.clone()
+        linear(x, weight, out, out, num_rows=20, kernel=kernel, tile_m=tile_m)
+        assert same_bytes(out, expected)
+
+
+def test_graph_of_dependent_linears_equals_eager_launches() -> None:
+    wide, narrow = packed([draw((4, 0, True, 64), 4096, 1024)]), packed([draw("bf16", 1024, 4096)])
+    x = draw_inputs(5, 1024)
+    middle, out = torch.empty(5, 4096, device="cuda"), torch.empty(5, 1024, device="cuda")
+
+    def chain() -> None:
+        linear(x, wide, middle, num_rows=5)
+        for _ in range(4):
+            linear((middle * 1e-3).bfloat16(), narrow, out, num_rows=5)
+            linear((out * 1e-3).bfloat16(), wide, middle, middle, num_rows=5)
+
+    chain()
+    expected = middle.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    middle.zero_()
+    for _ in range(20):
+        graph.replay()
+        assert same_bytes(middle, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(97, 96), (512, 576), (80, 15360)])
+def test_embedding_rows_are_exact(n: int, k: int, kind: tuple[int, int, bool, int] | str) -> None:
+    part = draw(kind, n, k)
+    ids = torch.randint(0, n, (40,), dtype=torch.int32, device="cuda")
+    out = torch.full((40, k), float("nan"), device="cuda")
+    embed(ids, packed([part]), out, num_rows=37)
+    assert np.array_equal(out[:37].cpu().numpy(), part.dequantize()[ids[:37].cpu().numpy()])
+    assert torch.isnan(out[37:]).all()
+
+
+def test_unequal_widths_are_refused() -> None:
+    with pytest.raises(LoadError, match="one width"):
+        packed([draw("bf16", 16, 64), draw("bf16", 16, 128)])
