@@ -28,6 +28,8 @@ from slipstream.models.arch import Arch
 from slipstream.models.weights import QuantizedTensor, Tensor
 
 ACTIVATION_GROUP = 32  # columns that share one int8 scale, as the fast CPU kernels have it
+# What a product does to an input row, told whether its weights are quantized.
+Rounding = Callable[[TorchTensor, bool], TorchTensor]
 _KV_DTYPES = {"f16": torch.float16, "f32": torch.float32}
 
 
@@ -92,6 +94,8 @@ class ReferenceBackend:
         kv_dtype: precision that the pages hold, "f16" or "f32".
         activation_groups: round the inputs of quantized matrices to int8 first, as the fast CPU
             kernels do; they then agree to rounding error.
+        bfloat16_activations: round the inputs of all matrices to bfloat16 first, as the CUDA
+            kernels do.
         reason: why this back end was chosen, for `info`.
     """
 
@@ -102,11 +106,12 @@ class ReferenceBackend:
         *,
         kv_dtype: Literal["f16", "f32"] = "f16",
         activation_groups: bool = False,
+        bfloat16_activations: bool = False,
         reason: str = "plain torch, row by row",
     ) -> None:
         self.reason = reason
         self._kv_dtype = _KV_DTYPES[kv_dtype]
-        self._activation_groups = activation_groups
+        self._round = _rounding(activation_groups, bfloat16_activations)
         self._weight_bytes = 0
 
     def matrix(self, parts: Sequence[Tensor]) -> list[Part]:
@@ -133,7 +138,7 @@ class ReferenceBackend:
             assert 1 <= len(rows.token_ids) <= max_rows, "rows beyond what was compiled"
             assert len(rows.logit_rows) <= max_logits, "logit rows beyond what was compiled"
             with torch.inference_mode(), _one_thread():
-                logits = forward(ReferenceOps(rows, self._activation_groups)).numpy()
+                logits = forward(ReferenceOps(rows, self._round)).numpy()
             # numpy's argmax takes the first of equals; torch's promises no order.
             return StepResult(logits=logits, argmax=logits.argmax(axis=1).astype(np.int32))
 
@@ -153,9 +158,9 @@ class ReferenceBackend:
 class ReferenceOps:
     """The ops of one step over `rows`."""
 
-    def __init__(self, rows: Rows, activation_groups: bool) -> None:
+    def __init__(self, rows: Rows, rounding: Rounding) -> None:
         self._rows = rows
-        self._activation_groups = activation_groups
+        self._round = rounding
 
     def embed(self, table: list[Part]) -> TorchTensor:
         """Return the embedding rows of the token ids."""
@@ -218,8 +223,16 @@ class ReferenceOps:
 
     def _project(self, row: TorchTensor, weight: list[Part]) -> TorchTensor:
         """Multiply one row by every part, rounding it first where a fast kernel would."""
-        rounded = round_to_int8(row) if self._activation_groups else row
-        return torch.cat([part.values.mv(rounded if part.quantized else row) for part in weight])
+        return torch.cat([part.values.mv(self._round(row, part.quantized)) for part in weight])
+
+
+def _rounding(activation_groups: bool, bfloat16_activations: bool) -> Rounding:
+    """Return what a product does to an input row first."""
+    if bfloat16_activations:
+        return lambda row, _quantized: row.to(torch.bfloat16).float()
+    if activation_groups:
+        return lambda row, quantized: round_to_int8(row) if quantized else row
+    return lambda row, _quantized: row
 
 
 def round_to_int8(row: TorchTensor) -> TorchTensor:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from slipstream.errors import CapacityError, LoadError
+from slipstream.errors import CapacityError, ConfigError, LoadError
 from slipstream.kernels.cuda.device import driver_version
 from slipstream.kernels.cuda.graphs import CudaStep
 from slipstream.kernels.cuda.inputs import Inputs
 from slipstream.kernels.cuda.kernels import StepKernels, Vector
 from slipstream.kernels.cuda.linear import CudaWeight, pack
+from slipstream.kernels.cuda.linear_kernels import TILE_ROWS
 from slipstream.kernels.cuda.memory import CudaMemory
 from slipstream.kernels.cuda.pages import CudaKVCache
 from slipstream.kernels.cuda.recorder import Products, Recorder
@@ -34,6 +35,7 @@ class CudaBackend:
 
     Raises:
         LoadError: there is no CUDA device, or its kernels cannot be compiled.
+        ConfigError: a tile that no kernel has.
     """
 
     name = "cuda"
@@ -47,6 +49,10 @@ class CudaBackend:
         if not torch.cuda.is_available():
             raise LoadError(
                 "there is no CUDA device that torch can use", hint="use device auto or cpu"
+            )
+        if kernel == "tile" and tile_m not in TILE_ROWS:
+            raise ConfigError(
+                f"tile_m must be one of {', '.join(map(str, TILE_ROWS))} on cuda, got {tile_m}"
             )
         self._products = Products(kernel=kernel, tile_m=tile_m)
         self._kernels = StepKernels.load(cache)
@@ -67,6 +73,10 @@ class CudaBackend:
             raise self._no_room(sum(part.shape[0] * part.shape[1] for part in parts)) from error
         self._weight_bytes += weight.num_bytes
         return weight
+
+    def adopt(self, weight: CudaWeight) -> None:
+        """Count a weight that was packed elsewhere."""
+        self._weight_bytes += weight.num_bytes
 
     def vector(self, tensor: Tensor) -> Vector:
         """Take a vector as float32."""

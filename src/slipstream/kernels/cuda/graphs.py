@@ -11,8 +11,10 @@ stay on the device until somebody reads them.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -102,7 +104,7 @@ class CudaStep:
 
     def _capture(self, num_rows: int, num_logits: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._side):
+        with torch.cuda.stream(self._side), _no_collection():
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self._run(num_rows, num_logits)
@@ -118,6 +120,18 @@ class CudaStep:
         host.copy_(self._logits[:wanted])
         out: F32 = host.numpy()
         return out
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing a dead step's graph, which would end a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def bucket_of(count: int, buckets: tuple[int, ...], most: int) -> int:
