@@ -18,6 +18,7 @@ TILE_ROWS = (16, 32, 64, 128)
 _MAX_STAGES = 4  # pieces in flight a warp; more brought nothing
 _TILE_STAGES = 4
 _SLOT_ROW = 20  # linear_rows.cu
+_BLOCK_RESERVE = 1024  # bytes of shared memory that the driver takes for each block
 _OUTPUT_WARPS = 4  # linear_tile.cu
 _EMBED_THREADS = 256
 
@@ -98,9 +99,10 @@ class LinearKernels:
             overlap=self._device.has_clusters,
         )
 
-    def rows_build(self) -> Build:
-        """Return what `multirow` and `gemv` are compiled from."""
-        return "linear_rows.cu", ("multirow<1>", "multirow<2>"), self._macros(STAGES=self._stages())
+    def rows_build(self, tiles: int) -> Build:
+        """Return what `multirow` and `gemv` are compiled from, for `tiles` tiles of 8 rows."""
+        macros = self._macros(STAGES=self._stages(tiles))
+        return "linear_rows.cu", (f"multirow<{tiles}>",), macros
 
     def tile_build(self, tile_m: int) -> Build:
         """Return what `tile` is compiled from."""
@@ -113,32 +115,37 @@ class LinearKernels:
 
     def _load_rows(self, tiles: int) -> tuple[Kernel, int]:
         """Return the kernel for `tiles` tiles of 8 rows, and how many workers share the outputs."""
-        module, name = self._compile(self.rows_build()), f"multirow<{tiles}>"
-        workers = self._most_workers()
-        shared = self._rows_shared_bytes(tiles, self._stages(), workers)
+        module, name = self._compile(self.rows_build(tiles)), f"multirow<{tiles}>"
+        workers, stages = self._most_workers(), self._stages(tiles)
+        shared = self._rows_shared_bytes(tiles, stages, workers)
         kernel = module.kernel(name, shared_bytes=shared)
         if self._blocks > 1:
             # A multiprocessor short of a whole cluster stays idle.
             workers = min(workers, kernel.max_clusters(self._layout.warps * 32, self._blocks))
-            shared = self._rows_shared_bytes(tiles, self._stages(), workers)
+            shared = self._rows_shared_bytes(tiles, stages, workers)
             kernel = module.kernel(name, shared_bytes=shared)
         return kernel, workers
 
     def _most_workers(self) -> int:
         return min(self._layout.tiles, self._device.processors // self._blocks)
 
-    def _stages(self) -> int:
+    def _stages(self, tiles: int) -> int:
         """Return the pieces that each warp keeps in flight, as shared memory allows."""
         # Fewer clusters than this may fit; each then owns more tiles, hence the reserve.
         workers = max(1, self._most_workers() * 3 // 4)
+        limit = self._device.shared_bytes
+        if (
+            tiles == 1
+        ):  # two blocks a multiprocessor, so that one kernel's start hides another's end
+            limit = limit // 2 - _BLOCK_RESERVE
         for stages in range(_MAX_STAGES, 1, -1):
-            if self._rows_shared_bytes(2, stages, workers) <= self._device.shared_bytes:
+            if self._rows_shared_bytes(tiles, stages, workers) <= limit:
                 return stages
         return 1
 
     def _rows_shared_bytes(self, tiles: int, stages: int, workers: int) -> int:
         layout = self._layout
-        rings = layout.warps * stages * (layout.piece_bytes + 8)  # a barrier for each piece
+        rings = layout.warps * stages * (layout.piece_bytes + 8) + 32  # and their barriers
         slots = 2 * layout.warps * tiles * 8 * _SLOT_ROW * 4
         input_sums = layout.warps * layout.chunks * self._groups * tiles * 8 * 4
         if layout.splits == 1:

@@ -34,8 +34,10 @@ TILE = 16
 CHUNK = 64
 GROUPS = (16, 32, 64, 128)
 DENSE_KINDS = {"bf16": 16, "f16": 17, "f32": 32}
-_MAX_WARPS = 16  # slices of a block: 128 registers a thread are left for each
-_MAX_CHUNKS = 4  # of a slice: its inputs for 16 rows take 64 registers
+_MAX_WARPS = 16  # slices of a block
+_MAX_CHUNKS = 8  # of a slice: its inputs for 16 rows take 128 registers
+_SPAN_CHUNKS = 64  # of a block: its inputs for 16 rows take half of a multiprocessor's registers
+_GOOD_WARPS = 8  # enough to hide latency, few enough to keep sums and bookkeeping short
 _SPLITS = (1, 2, 4, 8)  # 8 is the largest portable cluster
 _BATCH_ROWS = 8192  # outputs packed at a time, so that packing needs little memory
 
@@ -123,7 +125,7 @@ class Layout:
 
 
 def cut_columns(k: int) -> tuple[int, int, int]:
-    """Return (splits, warps, chunks) for K columns: the least padding, then the shortest slices.
+    """Return (splits, warps, chunks) for K columns: the least padding, then about 8 warps.
 
     Raises:
         LoadError: more columns than eight blocks of a cluster hold.
@@ -133,13 +135,15 @@ def cut_columns(k: int) -> tuple[int, int, int]:
     for splits in _SPLITS:
         for chunks in range(1, _MAX_CHUNKS + 1):
             warps = -(-needed // (splits * chunks))
-            if warps <= _MAX_WARPS:
-                cuts.append((splits * warps * chunks, splits, chunks, warps))
+            if warps <= _MAX_WARPS and warps * chunks <= _SPAN_CHUNKS:
+                cuts.append(
+                    (splits * warps * chunks, abs(warps - _GOOD_WARPS), splits, warps, chunks)
+                )
     if not cuts:
-        most = CHUNK * _SPLITS[-1] * _MAX_WARPS * _MAX_CHUNKS
+        most = CHUNK * _SPLITS[-1] * _SPAN_CHUNKS
         raise LoadError(f"a matrix may have up to {most} columns on cuda, got {k}")
-    fewest = min(splits for _, splits, _, _ in cuts)
-    _, splits, chunks, warps = min(cut for cut in cuts if cut[1] == fewest)
+    fewest = min(cut[2] for cut in cuts)
+    _, _, splits, warps, chunks = min(cut for cut in cuts if cut[2] == fewest)
     return splits, warps, chunks
 
 

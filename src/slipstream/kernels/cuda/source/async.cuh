@@ -41,6 +41,32 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// Barriers in shared memory that count arrivals; a wait names the parity of the phase it waits for.
+__device__ __forceinline__ void init_barrier(u64* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+
+__device__ __forceinline__ void arrive(u64* barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
+                   shared_address(barrier))
+               : "memory");
+}
+
+__device__ __forceinline__ void wait_barrier(const u64* barrier, u32 parity) {
+#if __CUDA_ARCH__ >= 900
+#define SLIPSTREAM_POLL "mbarrier.try_wait.parity.shared.b64"
+#else
+#define SLIPSTREAM_POLL "mbarrier.test_wait.parity.shared.b64"
+#endif
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "AGAIN: " SLIPSTREAM_POLL " done, [%0], %1;\n"
+      "@!done bra AGAIN;\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
 // A warp's own ring of `stages` buffers of `bytes`, filled in order and read in order.
 template <int stages, int bytes>
 struct Ring {
@@ -49,7 +75,7 @@ struct Ring {
   int lane;
   int filling = 0;
   int reading = 0;
-  u32 phase = 0;
+  u32 parity = 0;
 
   static constexpr int shared_bytes = stages * bytes;
 
@@ -57,19 +83,18 @@ struct Ring {
       : buffers(buffers), barriers(barriers), lane(lane) {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
-      for (int stage = 0; stage < stages; ++stage)
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barriers + stage)));
+      for (int stage = 0; stage < stages; ++stage) init_barrier(barriers + stage, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
 #endif
   }
 
-  // Start filling the next buffer, or nothing where `from` is null; all lanes call it.
-  __device__ __forceinline__ void fill(const char* from) {
+  // Start filling the next buffer if `valid`; all lanes call it.
+  __device__ __forceinline__ void fill(const char* from, bool valid) {
     char* to = buffers + filling * bytes;
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0 && from != nullptr) {
+    if (valid && lane == 0) {
       const u32 barrier = shared_address(barriers + filling);
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                    : "memory");
@@ -79,7 +104,7 @@ struct Ring {
           : "memory");
     }
 #else
-    if (from != nullptr)
+    if (valid)
       for (int at = lane * 16; at < bytes; at += 512) copy_16(to + at, from + at);
     commit_copies();
 #endif
@@ -89,16 +114,7 @@ struct Ring {
   // Wait for the oldest filled buffer and return it; valid until the next `release`.
   __device__ __forceinline__ const char* wait() {
 #if __CUDA_ARCH__ >= 900
-    const u32 barrier = shared_address(barriers + reading);
-    u32 done = 0;
-    while (!done)
-      asm volatile(
-          "{\n.reg .pred p;\n"
-          "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, p;\n}"
-          : "=r"(done)
-          : "r"(barrier), "r"(phase)
-          : "memory");
+    wait_barrier(barriers + reading, parity);
 #else
     wait_copies<stages - 1>();
     __syncwarp();
@@ -111,7 +127,7 @@ struct Ring {
     __syncwarp();
     if (++reading == stages) {
       reading = 0;
-      phase ^= 1;
+      parity ^= 1;
     }
   }
 };

@@ -17,6 +17,13 @@ __device__ __forceinline__ void mma(float (&sum)[4], const u32 (&a)[4], const u3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// a & b | c in one instruction; the compiler makes two of it where b and c are constants.
+__device__ __forceinline__ u32 and_or(u32 a, u32 b, u32 c) {
+  u32 result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
 // a * 1 + b on two bfloat16.
 __device__ __forceinline__ u32 add_bf16(u32 a, u32 b) {
   u32 sum;
@@ -47,7 +54,7 @@ struct ChunkCodes {
       const uint4 words = lane_codes[0];
       const u32 word = step == 0 ? words.x : step == 1 ? words.y : step == 2 ? words.z : words.w;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) a[0][i] = ((word >> (4 * i)) & 0x000F000Fu) | 0x43004300u;
+      for (int i = 0; i < 4; ++i) a[0][i] = and_or(word >> (4 * i), 0x000F000Fu, 0x43004300u);
     } else if constexpr (KIND == 8) {
       // bfloat16 holds 128 + (code mod 128); bit 7 decides whether 128 or 256 is taken off again.
       const uint4 words = lane_codes[step / 2 * 32];
@@ -55,8 +62,8 @@ struct ChunkCodes {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u32 bytes = pair[i / 2] >> (8 * (i % 2));
-        a[0][i] = add_bf16((bytes & 0x007F007Fu) | 0x43004300u,
-                           (~bytes & 0x00800080u) | 0xC300C300u);
+        a[0][i] = add_bf16(and_or(bytes, 0x007F007Fu, 0x43004300u),
+                           and_or(~bytes, 0x00800080u, 0xC300C300u));
       }
     } else if constexpr (KIND == 16) {
       const uint4 words = lane_codes[step * 32];

@@ -56,71 +56,99 @@ struct ChunkInputs {
   }
 };
 
-// Where this warp's pieces lie, in the order in which it reads them.
+// Where this warp's pieces lie, in the order in which it reads them: all pieces of a tile, all of the
+// block's tiles, all of its splits.
 struct Pieces {
-  const char* weight;
-  int first_tile, tile_step, num_tiles, split, warp;
-  int tile, piece = 0, left;
+  const char* next;
+  size_t tile_step, split_step;  // bytes to the next tile, from behind the last tile to the next split
+  int own_tiles, tiles_left, pieces_left = PIECES, left;
 
-  __device__ __forceinline__ Pieces(const char* weight, int first_tile, int tile_step,
-                                    int num_tiles, int split, int warp, int own_tiles)
-      : weight(weight), first_tile(first_tile), tile_step(tile_step), num_tiles(num_tiles),
-        split(split), warp(warp), tile(first_tile), left(own_tiles * OWN_SPLITS * PIECES) {}
+  __device__ __forceinline__ Pieces(const char* weight, int first_tile, int tile_step, int split,
+                                    int warp, int own_tiles)
+      : next(weight + ((size_t(first_tile) * SPLITS + split) * WARPS + warp) * SLICE_BYTES),
+        tile_step(size_t(tile_step) * SPLITS * WARPS * SLICE_BYTES),
+        split_step(size_t(WARPS) * SLICE_BYTES), own_tiles(own_tiles), tiles_left(own_tiles),
+        left(own_tiles * OWN_SPLITS * PIECES) {}
 
-  __device__ __forceinline__ const char* next() {
-    if (left == 0) return nullptr;
+  __device__ __forceinline__ void advance() {
     --left;
-    const size_t slice = (size_t(tile) * SPLITS + split) * WARPS + warp;
-    const char* at = weight + slice * SLICE_BYTES + piece * PIECE_BYTES;
-    if (++piece == PIECES) {
-      piece = 0;
-      tile += tile_step;
-      if (tile >= num_tiles) {
-        tile = first_tile;
-        ++split;
-      }
+    next += PIECE_BYTES;
+    if (PIECES > 1 && --pieces_left != 0) return;
+    pieces_left = PIECES;
+    next += tile_step - SLICE_BYTES;
+    if (OWN_SPLITS > 1 && --tiles_left == 0) {
+      tiles_left = own_tiles;
+      next += split_step - own_tiles * tile_step;
     }
-    return at;
+  }
+};
+
+// The meeting of the slices' sums: two sets of slots, so that warps may run a tile ahead of the sum.
+struct Slots {
+  float* floats;   // (2, WARPS, rows of a pass, SLOT_ROW)
+  u64* full;       // 2: all slices are written
+  u64* empty;      // 2: the sums are taken
+  int set = 0;
+  u32 parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    set ^= 1;
+    parity ^= set == 0;
   }
 };
 
 template <int tiles>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS, tiles == 1 ? 2 : 1)
     multirow(const char* weight, const u16* x, float* out, const float* residual, int n, int k,
              int out_stride, int num_rows, int rows_per_pass) {
   constexpr int slot = tiles * 8 * SLOT_ROW;
   constexpr int sums_size = HAS_OFFSET ? CHUNKS * GROUPS * tiles * 8 : 0;
-  constexpr int outputs = (tiles * 8 * TILE + THREADS - 1) / THREADS;  // of one thread and tile
 
   extern __shared__ __align__(128) char shared[];
   using WarpRing = Ring<STAGES, PIECE_BYTES>;
   u64* barriers = reinterpret_cast<u64*>(shared + WARPS * WarpRing::shared_bytes);
-  float* slots = reinterpret_cast<float*>(barriers + WARPS * STAGES);  // (2, WARPS, slot)
-  float* all_sums = slots + 2 * WARPS * slot;                          // (WARPS, sums_size)
-  float* block_sums = all_sums + WARPS * sums_size;  // (OWN_SPLITS, own tiles, rows, TILE)
+  Slots slots{reinterpret_cast<float*>(barriers + WARPS * STAGES + 4), barriers + WARPS * STAGES,
+              barriers + WARPS * STAGES + 2};
+  float* all_sums = slots.floats + 2 * WARPS * slot;  // (WARPS, sums_size)
+  float* block_sums = all_sums + WARPS * sums_size;   // (OWN_SPLITS, own tiles, rows, TILE)
 
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int blocks = CLUSTERED ? SPLITS : 1;  // that share a tile
+  const int lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  const int blocks = CLUSTERED ? SPLITS : 1;               // that share a tile
   const int rank = blockIdx.x % blocks, worker = blockIdx.x / blocks;
   const int workers = gridDim.x / blocks;
   const int num_tiles = (n + TILE - 1) / TILE;
   const int own_tiles = (num_tiles - worker + workers - 1) / workers;
 
   WarpRing ring(shared + warp * WarpRing::shared_bytes, barriers + warp * STAGES, lane);
-  Pieces pieces(weight, worker, workers, num_tiles, rank, warp, own_tiles);
-  for (int stage = 0; stage < STAGES; ++stage) ring.fill(pieces.next());
+  Pieces pieces(weight, worker, workers, rank, warp, own_tiles);
+  auto fill = [&] {
+    ring.fill(pieces.next, pieces.left > 0);
+    pieces.advance();
+  };
+  for (int stage = 0; stage < STAGES; ++stage) fill();
+
+  const int first_row = blockIdx.y * rows_per_pass;
+  const int rows = min(rows_per_pass, num_rows - first_row);
+  const int pairs = (rows + 1) / 2;  // of rows; a warp adds up one pair of rows of a tile at a time
+  if (threadIdx.x == 0) {
+    for (int set = 0; set < 2; ++set) {
+      init_barrier(slots.full + set, WARPS);
+      init_barrier(slots.empty + set, min(pairs, WARPS));
+    }
+  }
+  __syncthreads();
 
   allow_next_kernel();
   wait_for_previous_kernel();
 
-  const int first_row = blockIdx.y * rows_per_pass;
-  const int rows = min(rows_per_pass, num_rows - first_row);
   x += size_t(first_row) * k;
   out += size_t(first_row) * out_stride;
   if (residual != nullptr) residual += size_t(first_row) * out_stride;
   float* input_sums = all_sums + warp * sums_size;
+  float* own_slot = slots.floats + warp * slot + 2 * (lane & 3) * SLOT_ROW + (lane >> 2);
+  int first_pair = warp;  // that this warp adds up; turns with the tiles, so that all take part
 
-  int parity = 0;
   for (int own_split = 0; own_split < OWN_SPLITS; ++own_split) {
     const int split = rank + own_split;
     Inputs<tiles> inputs;
@@ -137,18 +165,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     for (int own = 0; own < own_tiles; ++own) {
-      const int first_output = (worker + own * workers) * TILE;
-      float before[outputs];
-      if constexpr (SPLITS == 1) {
-#pragma unroll
-        for (int i = 0; i < outputs; ++i) {
-          const int at = threadIdx.x + i * THREADS, output = first_output + at % TILE;
-          before[i] = 0.0f;
-          if (residual != nullptr && at < rows * TILE && output < n)
-            before[i] = residual[size_t(at / TILE) * out_stride + output];
-        }
-      }
-
       float sum[tiles][4] = {};
 #pragma unroll
       for (int piece = 0; piece < PIECES; ++piece) {
@@ -162,39 +178,50 @@ __global__ void __launch_bounds__(THREADS, 1)
                                 input_sums + chunk * GROUPS * tiles * 8, lane, sum);
         }
         ring.release();
-        ring.fill(pieces.next());
+        fill();
       }
 
-      float* own_slots = slots + parity * WARPS * slot;
-      float* to = own_slots + warp * slot;
+      wait_barrier(slots.empty + slots.set, slots.parity ^ 1);
+      float* to = own_slot + slots.set * WARPS * slot;
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          to[(tile * 8 + 2 * (lane & 3) + (i & 1)) * SLOT_ROW + (lane >> 2) + 8 * (i >> 1)] =
-              sum[tile][i];
-      __syncthreads();
+          to[(tile * 8 + (i & 1)) * SLOT_ROW + 8 * (i >> 1)] = sum[tile][i];
+      __syncwarp();
+      if (lane == 0) arrive(slots.full + slots.set);
+
+      if (first_pair < pairs) {
+        const int output = (worker + own * workers) * TILE + lane % TILE;
+        const bool write = SPLITS == 1 && output < n;
+        for (int pair = first_pair; pair < pairs; pair += WARPS) {
+          const int row = pair * 2 + lane / TILE;
+          const size_t at = size_t(row) * out_stride + output;
+          float before = 0.0f;
+          if (write && row < rows && residual != nullptr) before = residual[at];
+          if (pair == first_pair) wait_barrier(slots.full + slots.set, slots.parity);
+          const float* from = slots.floats + slots.set * WARPS * slot + row * SLOT_ROW + lane % TILE;
+          float total = from[0];
 #pragma unroll
-      for (int i = 0; i < outputs; ++i) {
-        const int at = threadIdx.x + i * THREADS, row = at / TILE, output = at % TILE;
-        if (at >= rows * TILE) continue;
-        const float* from = own_slots + row * SLOT_ROW + output;
-        float total = from[0];
-#pragma unroll
-        for (int other = 1; other < WARPS; ++other) total += from[other * slot];
-        if constexpr (SPLITS > 1)
-          block_sums[(own_split * own_tiles + own) * rows * TILE + at] = total;
-        else if (first_output + output < n)
-          out[size_t(row) * out_stride + first_output + output] =
-              residual != nullptr ? total + before[i] : total;
+          for (int other = 1; other < WARPS; ++other) total += from[other * slot];
+          if (row >= rows) continue;
+          if (SPLITS > 1)
+            block_sums[((own_split * own_tiles + own) * rows + row) * TILE + lane % TILE] = total;
+          else if (write)
+            out[at] = residual != nullptr ? total + before : total;
+        }
+        __syncwarp();
+        if (lane == 0) arrive(slots.empty + slots.set);
       }
-      parity ^= 1;
+      slots.advance();
+      first_pair = first_pair < pairs ? first_pair + WARPS - pairs % WARPS : first_pair - pairs;
+      if (first_pair >= WARPS) first_pair -= WARPS;
     }
   }
 
   if constexpr (SPLITS > 1) {
+    __syncthreads();
     if constexpr (CLUSTERED) meet_cluster();
-    else __syncthreads();
     const int size = own_tiles * rows * TILE;
     for (int at = threadIdx.x + rank * THREADS; at < size; at += THREADS * blocks) {
       const int row = at / TILE % rows, own = at / (rows * TILE);
