@@ -89,8 +89,8 @@ def random_model(shape: str, config: EngineConfig, *, seed: int = 0) -> RandomMo
     draw = torch.Generator("cuda").manual_seed(seed)
     weights = _weights(arch, backend, draw)
     target = build_target(arch, backend, lambda _: weights, config)
-    for page in target.kv.pages.split(1024):  # type: ignore[attr-defined]
-        page.normal_(generator=draw)
+    for layer in target.kv.pages:  # type: ignore[attr-defined]
+        layer.normal_(generator=draw)
     return RandomModel(target, weights)
 
 

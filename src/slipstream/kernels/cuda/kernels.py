@@ -18,11 +18,10 @@ RECORD_EXTRA = 4  # floats of a split's sums beside its values; RECORD in attent
 # Up to these rows a context is spread over many blocks; more rows are enough blocks themselves, and
 # the sums of their splits would be gigabytes.
 SPREAD_ROWS = 32
-ATTENTION_THREADS = 128  # four warps; WARPS in attention.cu
-_WARPS = ATTENTION_THREADS // 32
+_LANES = 4  # pages of a split that are worked on at a time
 # Pages that a warp has in flight: as many as leave room for a block on every multiprocessor.
 _STAGES, _STAGES_OF_WIDE_HEADS = 4, 2
-_WIDE_HEAD = 128
+_WIDE_HEAD = 128  # wider heads are shared by two warps
 _MOST_BLOCKS = 2  # a multiprocessor's; more would only split the context finer
 
 LAYER_KERNELS = ("rms_norm", "round_rows", "pick_rows", "gated", "rope_append")
@@ -33,11 +32,13 @@ class AttentionKernel:
     """Attention of one head size.
 
     Attributes:
+        threads: of a block.
         num_blocks: blocks that the device runs at a time.
     """
 
     plan: Kernel
     main: Kernel
+    threads: int
     num_blocks: int
 
 
@@ -78,12 +79,22 @@ def attention_stages(padded_dim: int) -> int:
     return _STAGES if padded_dim <= _WIDE_HEAD else _STAGES_OF_WIDE_HEADS
 
 
+def attention_threads(padded_dim: int) -> int:
+    """Return the threads of a block."""
+    return 32 * _LANES * _parts(padded_dim)
+
+
 def attention_shared_bytes(padded_dim: int) -> int:
     """Return the shared memory of a block, as attention.cu lays it out."""
-    queries = 16 * (padded_dim + (32 if padded_dim % 64 == 0 else 0)) * 2
-    ring = _WARPS * attention_stages(padded_dim) * 2 * 16 * padded_dim * 2
-    found = _WARPS * 16 * (padded_dim + 8 + 2) * 4
-    return queries + ring + found
+    ring = _LANES * attention_stages(padded_dim) * 2 * 16 * padded_dim * 2
+    found = _LANES * 16 * (padded_dim + 8 + 2) * 4
+    scores = _LANES * 2 * _parts(padded_dim) * 2 * 32 * 16
+    return ring + found + (scores if _parts(padded_dim) > 1 else 0)
+
+
+def _parts(padded_dim: int) -> int:
+    """Return the warps that share a page's columns."""
+    return 2 if padded_dim > _WIDE_HEAD else 1
 
 
 def _load_attention(padded_dim: int, cache: Path | None) -> AttentionKernel:
@@ -94,10 +105,12 @@ def _load_attention(padded_dim: int, cache: Path | None) -> AttentionKernel:
         cache=cache,
     )
     main = module.kernel("attention", shared_bytes=attention_shared_bytes(padded_dim))
-    fitting = main.blocks_per_multiprocessor(ATTENTION_THREADS)
+    threads = attention_threads(padded_dim)
+    fitting = main.blocks_per_multiprocessor(threads)
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     return AttentionKernel(
         plan=module.kernel("plan_tiles"),
         main=main,
+        threads=threads,
         num_blocks=device.multi_processor_count * min(fitting, _MOST_BLOCKS),
     )

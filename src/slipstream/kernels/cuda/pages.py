@@ -1,9 +1,10 @@
 """KV pages on the device, laid out as the attention kernel's tensor cores read them.
 
 A page holds 16 positions of every layer: per layer first the keys, then the values, each KV head
-for itself. Head sizes are padded with zeros to a multiple of 32. Within a head, elements stand in
-the order in which the lanes of a warp take them (see `key_place` in source/layers.cu and the module
-comment of source/attention.cu); `read` puts them back in order.
+for itself. Layers are outermost, so that a layer's context lies within few pages of the GPU's own
+address translation. Head sizes are padded with zeros to a multiple of 32. Within a head, elements
+stand in the order in which the lanes of a warp take them (see `key_place` in source/layers.cu and
+the module comment of source/attention.cu); `read` puts them back in order.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class KVLayer:
 
     @property
     def pages(self) -> torch.Tensor:
-        """This layer's share of page 0, where kernels start to count."""
-        return self.cache.pages[0, self.index]
+        """This layer's pages."""
+        return self.cache.pages[self.index]
 
 
 class CudaKVCache:
-    """fp16 pages of every layer, (num_pages, layers, 2 * kv_heads * 16 * padded head size).
+    """fp16 pages of every layer, (layers, num_pages, 2 * kv_heads * 16 * padded head size).
 
     Raises:
         LoadError: a head size that the kernels do not take.
@@ -56,7 +57,7 @@ class CudaKVCache:
         self.max_len = max_len
         self.padded_dim = padded_head_dim(arch)
         cos, sin = rope_tables(arch.head_dim, arch.rope_theta, max_len)
-        shape = (num_pages, arch.num_layers, page_bytes(arch) // arch.num_layers // 2)
+        shape = (arch.num_layers, num_pages, page_bytes(arch) // arch.num_layers // 2)
         try:
             self.cos, self.sin = (torch.from_numpy(table).cuda() for table in (cos, sin))
             self.pages = torch.zeros(shape, dtype=torch.float16, device="cuda")
@@ -74,7 +75,7 @@ class CudaKVCache:
         """Return copies of K and V of one page, float32 of shape (16, kv_heads, D)."""
         arch = self.arch
         shape = (2, arch.num_kv_heads, -1)
-        k, v = self.pages[page, layer].cpu().numpy().reshape(shape).astype(np.float32)
+        k, v = self.pages[layer, page].cpu().numpy().reshape(shape).astype(np.float32)
         keys, values = _places(self.padded_dim)
         head_dim = arch.head_dim
         return tuple(  # type: ignore[return-value]
@@ -85,7 +86,7 @@ class CudaKVCache:
     def zero(self, pages: Sequence[int]) -> None:
         """Zero pages before a sequence takes them."""
         for first, end in _runs(pages):
-            self.pages[first:end].zero_()
+            self.pages[:, first:end].zero_()
 
 
 def padded_head_dim(arch: Arch) -> int:

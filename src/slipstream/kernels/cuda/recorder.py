@@ -22,7 +22,6 @@ import torch
 from slipstream.kernels.cuda.graphs import CudaStep, Launch
 from slipstream.kernels.cuda.inputs import Inputs
 from slipstream.kernels.cuda.kernels import (
-    ATTENTION_THREADS,
     RECORD_EXTRA,
     SPLIT,
     SPREAD_ROWS,
@@ -333,11 +332,11 @@ class _Attention:
                 *(2 if in_turn else self.slots, int(in_turn), *heads, scale),
             )
             grid = (self.kernel.num_blocks, 1, 1)
-            self.kernel.main.launch(grid, (ATTENTION_THREADS, 1, 1), arguments, overlap=True)
+            self.kernel.main.launch(grid, (self.kernel.threads, 1, 1), arguments, overlap=True)
 
         return launch
 
 
 def _stride(kv: KVLayer) -> ctypes.c_longlong:
     """Return the fp16 elements between pages."""
-    return ctypes.c_longlong(kv.cache.pages.stride(0))
+    return ctypes.c_longlong(kv.cache.pages.stride(1))

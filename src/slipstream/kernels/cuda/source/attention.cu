@@ -2,24 +2,28 @@
 //
 // Up to 16 query rows of one sequence and one KV head (rows times the query heads that share it)
 // are the M side of mma.m16n8k16; each of them is computed as if it were alone. The context is cut
-// into splits of 256 positions at absolute places. In a split, warp w takes every fourth page from
-// the w-th on, with an online softmax of its own for each row; the four are added up in the order
-// of the warps, and splits in the order of positions, always by the same arithmetic. Who computes
-// which split, and who else rides along, never shows: a page beyond a row's position adds exact
-// zeros to it.
+// into splits of 256 positions at absolute places. In a split, lane group w of LANES takes every
+// fourth page from the w-th on, with an online softmax of its own for each row; the four are added
+// up in their order, and splits in the order of positions, always by the same arithmetic. Who
+// computes which split, and who else rides along, never shows: a page beyond a row's position adds
+// exact zeros to it.
 //
 // A page of one KV head is laid out (key_place, value_place in layers.cu) so that the words a lane
-// copies to shared memory are the operands that the same lane reads: no barrier in the inner loop.
+// of a warp copies to shared memory are the operands that the same lane reads: the inner loop has
+// no barrier. Heads of more than 128 columns are shared by two warps, which add up their scores.
 //
 // Compiled for one padded head size DIM (a multiple of 32) and STAGES pages in flight a warp.
 #include "step.cuh"
 
-#define WARPS 4
-#define SPLIT_PAGES 16
-#define QUERY_PITCH (DIM + (DIM % 64 == 0 ? 32 : 0))  // fp16; keeps lanes on different banks
-#define PART_PITCH (DIM + 8)                          // floats
-#define PAGE_WORDS (2 * 16 * DIM / 8)                 // 16-byte words of a head's K and V
-#define RECORD (DIM + 4)                              // floats of a split's result: max, sum, values
+#define LANES 4                          // pages of a split that are worked on at a time
+#define SPLIT_PAGES (4 * LANES)
+#define PARTS (DIM > 128 ? 2 : 1)        // warps that share a page's columns
+#define COLUMNS (DIM / PARTS)            // of one warp
+#define WARPS (LANES * PARTS)
+#define THREADS (WARPS * 32)
+#define PITCH (DIM + 8)                  // floats; keeps lanes on different banks
+#define PAGE_WORDS (2 * 16 * COLUMNS / 8)  // 16-byte words of K and V that a warp copies
+#define RECORD (DIM + 4)                 // floats of a split's result: max, sum, values
 
 struct Tile {
     int row, num_rows, last_position, sequence;
@@ -103,51 +107,77 @@ __device__ __forceinline__ void store_part(float* record, int column, const Part
     __stcg((float4*)(record + 4) + column, part.values);
 }
 
+// Wait until `count` blocks have come here. Those of one pair all run at a time: see `workers`.
+__device__ __forceinline__ void wait_for_workers(unsigned* arrivals, unsigned count) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicAdd(arrivals, 1u);
+        while (*(volatile unsigned*)arrivals < count) {
+        }
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+// The last block to leave makes the counter zero again.
+__device__ __forceinline__ void leave_workers(unsigned* arrivals, unsigned count) {
+    if (threadIdx.x == 0 && atomicAdd(arrivals, 1u) == 2 * count - 1) *arrivals = 0;
+}
+
+__device__ __forceinline__ void store_row(bfloat16_bits* out, const Part& part) {
+    *(uint2*)out = make_uint2(pack_bfloat16(part.values.x / part.sum, part.values.y / part.sum),
+                              pack_bfloat16(part.values.z / part.sum, part.values.w / part.sum));
+}
+
 // Blocks walk over (tile, head block, worker); worker w of a tile takes splits w, w + W, ...
 //   q: fp16 rows of heads * DIM, null columns beyond head_dim; out: bfloat16 rows of heads *
-//   head_dim; pages: this layer's share of page 0, `page_stride` fp16 between pages.
+//   head_dim; pages: this layer's pages, `page_stride` fp16 each.
 //   parts: `slots` records of RECORD floats for each row and head: one a split, or, where one
 //   worker takes all splits in turn, two that carry the sum so far.
 //   arrivals: a zero for every row and head block, zero again at the end.
 //   scale: log2(e) / sqrt(head_dim).
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention(const half_bits* q, const half_bits* pages, long long page_stride, const int* inputs,
               const int* positions, const int* page_table, const int* plan, bfloat16_bits* out,
               float* parts, unsigned* arrivals, int slots, int in_turn, int heads, int kv_heads,
               int head_dim, float scale) {
     extern __shared__ uint4 shared[];
-    uint4* queries = shared;                                        // [16][QUERY_PITCH / 8]
-    uint4* ring = queries + 16 * QUERY_PITCH / 8;                   // [WARPS][STAGES][PAGE_WORDS]
-    float* found = (float*)(ring + WARPS * STAGES * PAGE_WORDS);    // [WARPS][16][PART_PITCH]
-    float2* sums = (float2*)(found + WARPS * 16 * PART_PITCH);      // [WARPS][16]
+    uint4* ring = shared;                                         // [WARPS][STAGES][PAGE_WORDS]
+    float* found = (float*)(ring + WARPS * STAGES * PAGE_WORDS);  // [LANES][16][PITCH]
+    float2* sums = (float2*)(found + LANES * 16 * PITCH);         // [LANES][16]
+    float4* scores = (float4*)(sums + LANES * 16);                // [LANES][2][PARTS][2][32]
     __shared__ int last[16];  // a query row's own position, -1 where there is none
-    __shared__ bool is_last;
 
     let_next_start();
     wait_for_inputs();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const int own = threadIdx.x / 32 / PARTS, half = threadIdx.x / 32 % PARTS;
     const int group = heads / kv_heads;
     const int width = min(group, 16);  // query heads of a tile
     const int head_blocks = kv_heads * ((group + width - 1) / width);
     const int num_tiles = plan[0], table_stride = inputs[0];
     const int pairs = num_tiles * head_blocks;
+    // More than one only where each block has one item, so that they can wait for each other.
     const int workers = in_turn ? 1 : max(1, (int)gridDim.x / max(pairs, 1));
-    uint4* slot_of_warp = ring + warp * STAGES * PAGE_WORDS + lane;
+    uint4* own_ring = ring + (own * PARTS + half) * STAGES * PAGE_WORDS + lane;
 
     for (int item = blockIdx.x; item < pairs * workers; item += gridDim.x) {
-        const Tile tile = ((const Tile*)(plan + 4))[item / workers / head_blocks];
-        const int head_block = item / workers % head_blocks, worker = item % workers;
-        const int kv_head = head_block % kv_heads;
+        const int pair = item / workers, worker = item % workers;
+        const Tile tile = ((const Tile*)(plan + 4))[pair / head_blocks];
+        const int head_block = pair % head_blocks, kv_head = head_block % kv_heads;
         const int first_head = head_block / kv_heads * width;  // within the group
         const int last_page = tile.last_position / 16;
         const int num_splits = last_page / SPLIT_PAGES + 1;
         if (worker >= num_splits) continue;
         const int* table = page_table + (size_t)tile.sequence * table_stride;
-        const half_bits* keys = pages + (size_t)kv_head * 16 * DIM;
+        const uint4* first_page =
+            (const uint4*)(pages + ((size_t)kv_head * DIM + half * COLUMNS) * 16) + lane;
+        const size_t to_values = (size_t)kv_heads * 16 * DIM / 8;
 
         // Copy number n of this warp: its n-th page, counted over all splits of the worker.
         const auto page_number = [&](int n) {
-            return (worker + n / 4 * workers) * SPLIT_PAGES + n % 4 * WARPS + warp;
+            return (worker + n / 4 * workers) * SPLIT_PAGES + n % 4 * LANES + own;
         };
         const auto page_id = [&](int n) {
             const int page = page_number(n);
@@ -155,14 +185,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         };
         const auto copy = [&](int n, int id) {
             if (id >= 0) {
-                const uint4* from = (const uint4*)(keys + id * page_stride) + lane;
-                const uint4* values = from + (size_t)kv_heads * 16 * DIM / 8;
-                uint4* to = slot_of_warp + n % STAGES * PAGE_WORDS;
+                const uint4* from = first_page + id * page_stride / 8;
+                uint4* to = own_ring + n % STAGES * PAGE_WORDS;
 #pragma unroll
-                for (int i = 0; i < DIM / 16; i++) copy_async(to + i * 32, from + i * 32);
+                for (int i = 0; i < COLUMNS / 16; i++) copy_async(to + i * 32, from + i * 32);
 #pragma unroll
-                for (int i = 0; i < DIM / 16; i++)
-                    copy_async(to + (DIM / 16 + i) * 32, values + i * 32);
+                for (int i = 0; i < COLUMNS / 16; i++)
+                    copy_async(to + (COLUMNS / 16 + i) * 32, from + to_values + i * 32);
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
         };
@@ -173,124 +202,148 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         for (int n = 0; n < STAGES; n++) copy(n, ids[n]);
         int next_id = ids[STAGES];
 
-        __syncthreads();  // the item before is done with what is written now
-        const auto row_of = [&](int m) { return tile.row + m / width; };
-        const auto head_of = [&](int m) { return kv_head * group + first_head + m % width; };
+        // Query rows g and g + 8 of the tile: where they are, how far they see, their columns.
+        const auto place_of = [&](int m) {
+            return (size_t)(tile.row + m / width) * heads + kv_head * group + first_head +
+                   m % width;
+        };
         const auto exists = [&](int m) {
             return m / width < tile.num_rows && first_head + m % width < group;
         };
-        for (int i = threadIdx.x; i < 16 * DIM / 8; i += WARPS * 32) {
-            const int m = i / (DIM / 8), chunk = i % (DIM / 8);
-            uint4 word = make_uint4(0, 0, 0, 0);
-            if (exists(m))
-                word = ((const uint4*)(q + ((size_t)row_of(m) * heads + head_of(m)) * DIM))[chunk];
-            queries[m * (QUERY_PITCH / 8) + chunk] = word;
+        uint4 query[2][COLUMNS / 32];
+        int limit[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int m = g + 8 * r;
+            const bool is_there = exists(m);
+            limit[r] = is_there ? positions[tile.row + m / width] : -1;
+            const uint4* from = (const uint4*)(q + (is_there ? place_of(m) : 0) * DIM +
+                                               half * COLUMNS) + c;
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 32; j++) {
+                query[r][j] = from[j * 4];
+                if (!is_there) query[r][j] = make_uint4(0, 0, 0, 0);
+            }
         }
-        if (threadIdx.x < 16)
-            last[threadIdx.x] = exists(threadIdx.x) ? positions[row_of(threadIdx.x)] : -1;
-        __syncthreads();
+        __syncthreads();  // the item before is done with `last` and what else is shared
+        if (threadIdx.x < 8 * 4 && c == 0) last[g] = limit[0], last[g + 8] = limit[1];
 
-        float acc[DIM / 8][4], top[2], sum[2];
-        const int limit[2] = {last[g], last[g + 8]};
-        for (int n = 0; worker + n / 4 * workers < num_splits; n++) {
-            if (n % 4 == 0) {
+        int n = 0;
+        for (int split = worker; split < num_splits; split += workers) {
+            float acc[COLUMNS / 8][4], top[2], sum[2];
 #pragma unroll
-                for (int i = 0; i < DIM / 8; i++)
-                    acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
-                top[0] = top[1] = minus_infinity();
-                sum[0] = sum[1] = 0.0f;
+            for (int i = 0; i < COLUMNS / 8; i++)
+                acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
+            top[0] = top[1] = minus_infinity();
+            sum[0] = sum[1] = 0.0f;
+            for (const int end = n + 4; n < end; n++) {
+                asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+                const int page = page_number(n);
+                if (page <= last_page) {
+                    const uint4* words = own_ring + n % STAGES * PAGE_WORDS;
+                    // Scores of 16 query rows and 16 keys: word t of a column chunk has the keys of
+                    // tile t, and its halves go to sums of their own to shorten the chain.
+                    float score[2][2][4] = {};
+#pragma unroll
+                    for (int j = 0; j < COLUMNS / 32; j++) {
+                        const uint4 a = query[0][j], b = query[1][j];
+#pragma unroll
+                        for (int t = 0; t < 2; t++) {
+                            const uint4 k = words[(j * 2 + t) * 32];
+                            mma(score[t][0], a.x, b.x, a.y, b.y, k.x, k.y);
+                            mma(score[t][1], a.z, b.z, a.w, b.w, k.z, k.w);
+                        }
+                    }
+#pragma unroll
+                    for (int t = 0; t < 2; t++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++) score[t][0][e] += score[t][1][e];
+                    if (PARTS == 2) {
+                        float4* both = scores + (own * 2 + n % 2) * PARTS * 64;
+#pragma unroll
+                        for (int t = 0; t < 2; t++)
+                            both[(half * 2 + t) * 32 + lane] = make_float4(
+                                score[t][0][0], score[t][0][1], score[t][0][2], score[t][0][3]);
+                        asm volatile("bar.sync %0, 64;" ::"r"(own + 1) : "memory");
+#pragma unroll
+                        for (int t = 0; t < 2; t++) {
+                            const float4 a = both[t * 32 + lane], b = both[(2 + t) * 32 + lane];
+                            score[t][0][0] = a.x + b.x, score[t][0][1] = a.y + b.y;
+                            score[t][0][2] = a.z + b.z, score[t][0][3] = a.w + b.w;
+                        }
+                    }
+                    unsigned weights[4];
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {  // rows g and g + 8
+                        float s[4];
+                        float largest = top[r];
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            const bool seen = page * 16 + 4 * c + i <= limit[r];
+                            s[i] = seen ? score[i / 2][0][r * 2 + i % 2] * scale : minus_infinity();
+                            largest = fmaxf(largest, s[i]);
+                        }
+                        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+                        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+                        const float base = largest == minus_infinity() ? 0.0f : largest;
+                        const float factor = exp2_fast(top[r] - base);
+                        float p[4];
+#pragma unroll
+                        for (int i = 0; i < 4; i++) p[i] = exp2_fast(s[i] - base);
+                        sum[r] = __fmaf_rn(sum[r], factor, (p[0] + p[1]) + (p[2] + p[3]));
+                        weights[r] = pack_half(p[0], p[1]);
+                        weights[2 + r] = pack_half(p[2], p[3]);
+                        // Times 1 changes nothing, so who else needs a factor does not show.
+                        if (__any_sync(0xffffffffu, largest != top[r])) {
+#pragma unroll
+                            for (int i = 0; i < COLUMNS / 8; i++)
+                                acc[i][2 * r] *= factor, acc[i][2 * r + 1] *= factor;
+                        }
+                        top[r] = largest;
+                    }
+#pragma unroll
+                    for (int i = 0; i < COLUMNS / 16; i++) {
+                        const uint4 v = words[(COLUMNS / 16 + i) * 32];
+                        mma(acc[2 * i], weights[0], weights[1], weights[2], weights[3], v.x, v.y);
+                        mma(acc[2 * i + 1], weights[0], weights[1], weights[2], weights[3], v.z,
+                            v.w);
+                    }
+                }
+                copy(n + STAGES, next_id);
+                next_id = page_id(n + STAGES + 1);
             }
-            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
-            const int page = page_number(n);
-            if (page <= last_page) {
-                const uint4* words = slot_of_warp + n % STAGES * PAGE_WORDS;
-                // Scores of 16 query rows and 16 keys: word t of a column chunk has the keys of
-                // tile t, and its halves go to sums of their own to shorten the chain.
-                float score[2][2][4] = {};
-#pragma unroll
-                for (int j = 0; j < DIM / 32; j++) {
-                    const uint4 a = queries[g * (QUERY_PITCH / 8) + j * 4 + c];
-                    const uint4 b = queries[(g + 8) * (QUERY_PITCH / 8) + j * 4 + c];
-#pragma unroll
-                    for (int t = 0; t < 2; t++) {
-                        const uint4 k = words[(j * 2 + t) * 32];
-                        mma(score[t][0], a.x, b.x, a.y, b.y, k.x, k.y);
-                        mma(score[t][1], a.z, b.z, a.w, b.w, k.z, k.w);
-                    }
-                }
-                unsigned weights[4];
-#pragma unroll
-                for (int r = 0; r < 2; r++) {  // rows g and g + 8
-                    float s[4];
-                    float largest = top[r];
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const int t = i / 2, e = r * 2 + i % 2;
-                        const bool seen = page * 16 + 4 * c + i <= limit[r];
-                        s[i] = seen ? (score[t][0][e] + score[t][1][e]) * scale : minus_infinity();
-                        largest = fmaxf(largest, s[i]);
-                    }
-                    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-                    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-                    const bool none = largest == minus_infinity();
-                    const float factor = none ? 1.0f : exp2_fast(top[r] - largest);
-                    float p[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++) p[i] = none ? 0.0f : exp2_fast(s[i] - largest);
-                    sum[r] = __fmaf_rn(sum[r], factor, (p[0] + p[1]) + (p[2] + p[3]));
-                    top[r] = largest;
-                    weights[r] = pack_half(p[0], p[1]);
-                    weights[2 + r] = pack_half(p[2], p[3]);
-                    // Times 1 changes nothing, so who else needs a factor does not show.
-                    if (__any_sync(0xffffffffu, factor != 1.0f)) {
-#pragma unroll
-                        for (int i = 0; i < DIM / 8; i++)
-                            acc[i][2 * r] *= factor, acc[i][2 * r + 1] *= factor;
-                    }
-                }
-#pragma unroll
-                for (int i = 0; i < DIM / 16; i++) {
-                    const uint4 v = words[(DIM / 16 + i) * 32];
-                    mma(acc[2 * i], weights[0], weights[1], weights[2], weights[3], v.x, v.y);
-                    mma(acc[2 * i + 1], weights[0], weights[1], weights[2], weights[3], v.z, v.w);
-                }
-            }
-            copy(n + STAGES, next_id);
-            next_id = page_id(n + STAGES + 1);
-            if (n % 4 != 3) continue;
 
-            // The split is done: add up the warps, in their order.
-            const int split = worker + n / 4 * workers;
+            // The split is done: add up the lanes, in their order.
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float total = sum[r];
                 total += __shfl_xor_sync(0xffffffffu, total, 1);
                 total += __shfl_xor_sync(0xffffffffu, total, 2);
-                const int m = warp * 16 + r * 8 + g;
-                if (c == 0) sums[m] = make_float2(top[r], total);
+                if (limit[r] < 0) continue;
+                const int m = own * 16 + r * 8 + g;
+                if (c == 0 && half == 0) sums[m] = make_float2(top[r], total);
 #pragma unroll
-                for (int i = 0; i < DIM / 8; i++)
-                    *(float2*)(found + m * PART_PITCH + 8 * i + 2 * c) =
+                for (int i = 0; i < COLUMNS / 8; i++)
+                    *(float2*)(found + m * PITCH + half * COLUMNS + 8 * i + 2 * c) =
                         make_float2(acc[i][2 * r], acc[i][2 * r + 1]);
             }
             __syncthreads();
-            for (int i = threadIdx.x; i < 16 * DIM / 4; i += WARPS * 32) {
+            for (int i = threadIdx.x; i < tile.num_rows * width * DIM / 4; i += THREADS) {
                 const int m = i / (DIM / 4), column = i % (DIM / 4);
                 const int last_split = last[m] < 0 ? -1 : last[m] / (16 * SPLIT_PAGES);
                 if (split > last_split) continue;
                 Part part;
 #pragma unroll
-                for (int w = 0; w < WARPS; w++) {
-                    const float2 own = sums[w * 16 + m];
+                for (int w = 0; w < LANES; w++) {
+                    const float2 own_sums = sums[w * 16 + m];
                     const float4 values =
-                        *(const float4*)(found + (w * 16 + m) * PART_PITCH + column * 4);
+                        *(const float4*)(found + (w * 16 + m) * PITCH + column * 4);
                     if (w == 0)
-                        part = {own.x, own.y, values};
+                        part = {own_sums.x, own_sums.y, values};
                     else
-                        fold(part, {own.x, own.y, values});
+                        fold(part, {own_sums.x, own_sums.y, values});
                 }
-                const size_t place = (size_t)row_of(m) * heads + head_of(m);
-                float* records = parts + place * slots * RECORD;
+                float* records = parts + place_of(m) * slots * RECORD;
                 if (workers > 1 && last_split > 0) {
                     store_part(records + (size_t)split * RECORD, column, part);
                     continue;
@@ -300,50 +353,37 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                     fold(before, part);
                     part = before;
                 }
-                if (split < last_split) {
+                if (split < last_split)
                     store_part(records + split % 2 * RECORD, column, part);
-                    continue;
-                }
-                if (column * 4 < head_dim)
-                    *(uint2*)(out + place * head_dim + column * 4) =
-                        make_uint2(pack_bfloat16(part.values.x / part.sum, part.values.y / part.sum),
-                                   pack_bfloat16(part.values.z / part.sum, part.values.w / part.sum));
+                else if (column * 4 < head_dim)
+                    store_row(out + place_of(m) * head_dim + column * 4, part);
             }
             __syncthreads();
         }
 
         const int active = min(workers, num_splits);
         if (active == 1) continue;
-        // Rows of several splits: the last worker to arrive adds them up, in their order.
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            unsigned* count = arrivals + (size_t)tile.row * head_blocks + head_block;
-            is_last = atomicAdd(count, 1u) == (unsigned)active - 1;
-            if (is_last) *count = 0;
-        }
-        __syncthreads();
-        if (!is_last) continue;
-        __threadfence();
-        for (int i = threadIdx.x; i < 16 * DIM / 4; i += WARPS * 32) {
+        // Rows of several splits: workers share out the columns and add splits in their order.
+        unsigned* count = arrivals + (size_t)tile.row * head_blocks + head_block;
+        wait_for_workers(count, active);
+        for (int i = worker * THREADS + threadIdx.x; i < tile.num_rows * width * DIM / 4;
+             i += active * THREADS) {
             const int m = i / (DIM / 4), column = i % (DIM / 4);
             const int last_split = last[m] < 0 ? -1 : last[m] / (16 * SPLIT_PAGES);
             if (last_split < 1 || column * 4 >= head_dim) continue;
-            const size_t place = (size_t)row_of(m) * heads + head_of(m);
-            const float* records = parts + place * slots * RECORD;
+            const float* records = parts + place_of(m) * slots * RECORD;
             Part total = load_part(records, column);
-            for (int s = 1; s <= last_split; s += 8) {
-                Part some[8];
+            for (int s = 1; s <= last_split; s += 16) {
+                Part some[16];
 #pragma unroll
-                for (int u = 0; u < 8; u++)
+                for (int u = 0; u < 16; u++)
                     some[u] = load_part(records + (size_t)min(s + u, last_split) * RECORD, column);
 #pragma unroll
-                for (int u = 0; u < 8; u++)
+                for (int u = 0; u < 16; u++)
                     if (s + u <= last_split) fold(total, some[u]);
             }
-            *(uint2*)(out + place * head_dim + column * 4) =
-                make_uint2(pack_bfloat16(total.values.x / total.sum, total.values.y / total.sum),
-                           pack_bfloat16(total.values.z / total.sum, total.values.w / total.sum));
+            store_row(out + place_of(m) * head_dim + column * 4, total);
         }
+        leave_workers(count, active);
     }
 }

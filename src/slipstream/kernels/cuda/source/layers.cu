@@ -3,36 +3,58 @@
 #include "step.cuh"
 
 // x / sqrt(mean(x**2) + eps) * weight as bfloat16. The block's size depends on the width alone.
-// `rows` picks the rows to take, null takes all.
-extern "C" __global__ void rms_norm(const float* x, const float* weight, bfloat16_bits* out,
-                                    const int* rows, int width, float eps) {
+// `rows` picks the rows to take, null takes all. A thread keeps up to CACHED words of four columns.
+#define CACHED 4
+
+extern "C" __global__ void __launch_bounds__(1024)
+    rms_norm(const float* x, const float* weight, bfloat16_bits* out, const int* rows, int width,
+             float eps) {
     __shared__ float sums[32];
+    const int count = width / 4, step = blockDim.x;
     let_next_start();
+    float4 weights[CACHED];
+#pragma unroll
+    for (int u = 0; u < CACHED; u++) {
+        const int i = threadIdx.x + u * step;
+        if (i < count) weights[u] = ((const float4*)weight)[i];
+    }
     wait_for_inputs();
     const int source = rows ? rows[blockIdx.x] : (int)blockIdx.x;
     const float4* in = (const float4*)(x + (size_t)source * width);
-    const int count = width / 4;
+    float4 kept[CACHED];
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        const float4 v = in[i];
+    const auto add = [&](const float4& v) {
         sum = fmaf(v.x, v.x, sum);
         sum = fmaf(v.y, v.y, sum);
         sum = fmaf(v.z, v.z, sum);
         sum = fmaf(v.w, v.w, sum);
+    };
+#pragma unroll
+    for (int u = 0; u < CACHED; u++) {
+        const int i = threadIdx.x + u * step;
+        if (i < count) kept[u] = in[i];
     }
+#pragma unroll
+    for (int u = 0; u < CACHED; u++)
+        if (threadIdx.x + u * step < count) add(kept[u]);
+    for (int i = threadIdx.x + CACHED * step; i < count; i += step) add(in[i]);
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
     __syncthreads();
-    float total = 0.0f;
-    for (int i = 0; i < (int)blockDim.x / 32; i++) total += sums[i];
+    const float total = warp_sum(threadIdx.x % 32 < step / 32 ? sums[threadIdx.x % 32] : 0.0f);
     const float scale = 1.0f / sqrtf(total / (float)width + eps);
     uint2* to = (uint2*)(out + (size_t)blockIdx.x * width);
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        const float4 v = in[i];
-        const float4 w = ((const float4*)weight)[i];
+    const auto write = [&](int i, const float4& v, const float4& w) {
         to[i] = make_uint2(pack_bfloat16(v.x * scale * w.x, v.y * scale * w.y),
                            pack_bfloat16(v.z * scale * w.z, v.w * scale * w.w));
+    };
+#pragma unroll
+    for (int u = 0; u < CACHED; u++) {
+        const int i = threadIdx.x + u * step;
+        if (i < count) write(i, kept[u], weights[u]);
     }
+    for (int i = threadIdx.x + CACHED * step; i < count; i += step)
+        write(i, in[i], ((const float4*)weight)[i]);
 }
 
 // Rows as bfloat16, picked like those of a norm.
@@ -89,7 +111,7 @@ __device__ __forceinline__ int value_place(int slot, int d) {
 // Rotate q and k by the rows' positions; q goes to `q` as fp16, k and v to the pages. A thread has
 // a pair of columns. Padding rows write nothing. Grid (pair blocks, rows).
 //   qkv: rows of (heads + 2 kv_heads) * head_dim; q: rows of heads * padded_dim.
-//   pages: this layer's share of page 0; `page_stride` fp16 lie between pages.
+//   pages: this layer's pages, `page_stride` fp16 each.
 //   inputs[0] is the stride of the page table.
 extern "C" __global__ void rope_append(const float* qkv, half_bits* q, half_bits* pages,
                                        long long page_stride, const float* cosines,
