@@ -1,6 +1,7 @@
 # make env    virtual environment with every extra that needs no GPU, native kernels built
 # make demo   generate with speculation and say what it gained
 # make check  what CI runs: lint, types, test
+# make gpu-test  tests that need an NVIDIA GPU, from source: no install, any Python with torch
 # make docs   regenerate docs/cli.md and docs/environment-variables.md
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ STAMP := .venv/.installed
 NATIVE := $(wildcard src/slipstream/kernels/cpu/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types check docs
+.PHONY: help env demo test gpu-test lint types check docs
 
 help:
 	@sed -n '/^# make/s/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +41,10 @@ demo: env
 
 test: env
 	$(BIN)/python -m pytest
+
+# The compiled cpu kernels are not needed, so neither is an environment.
+gpu-test:
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu tests/gpu
 
 lint: env
 	$(BIN)/ruff check .

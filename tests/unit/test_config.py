@@ -79,6 +79,11 @@ def test_variables_of_others_are_ignored() -> None:
         ("threads", ""),
         ("prefill_chunk", "0"),
         ("tile_m", 0),
+        ("memory_fraction", "0"),
+        ("memory_fraction", "1.01"),
+        ("memory_fraction", "nan"),
+        ("memory_fraction", "1e-1"),
+        ("memory_fraction", True),
         ("drafter", "ngrams"),
         ("device", "tpu"),
         ("isa", ""),
@@ -118,6 +123,30 @@ def test_the_cpu_asked_for_by_name_is_never_replaced(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "slipstream.kernels.cpu", None)
     with pytest.raises(LoadError, match="compiled cpu kernels are missing"):
         choose_backend(EngineConfig(device="cpu"))
+
+
+@pytest.mark.parametrize(("value", "share"), [("0.5", 0.5), (".9", 0.9), (1, 1.0), ("1", 1.0)])
+def test_a_share_may_be_written_in_several_ways(value: object, share: float) -> None:
+    config = EngineConfig(memory_fraction=value)  # type: ignore[arg-type]
+    assert config.memory_fraction == share
+    assert type(config.memory_fraction) is float
+
+
+def test_cuda_asked_for_by_name_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the cuda back end needs torch")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(LoadError, match="no CUDA device"):
+        choose_backend(EngineConfig(device="cuda"))
+
+
+def test_a_gpu_that_cannot_serve_leaves_auto_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch", reason="the cuda back end needs torch")
+    monkeypatch.setattr("slipstream.engine.load.has_device", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert choose_backend(EngineConfig()).name in ("cpu", "reference")
+    assert "the GPU is not used: there is no CUDA device" in caplog.text
 
 
 def test_config_is_frozen() -> None:

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import torch
 
-from slipstream.kernels.cuda.compiler import SOURCES, Kernel, Module, compile_kernels
+from slipstream.errors import LoadError
+from slipstream.kernels.cuda.compiler import (
+    SOURCES,
+    Kernel,
+    Module,
+    compile_kernels,
+    current_device,
+)
 
 Vector = torch.Tensor
 
@@ -18,12 +25,13 @@ RECORD_EXTRA = 4  # floats of a split's sums beside its values; RECORD in attent
 # Up to these rows a context is spread over many blocks; more rows are enough blocks themselves, and
 # the sums of their splits would be gigabytes.
 SPREAD_ROWS = 32
-_LANES = 4  # pages of a split that are worked on at a time
-# Pages that a warp has in flight: as many as leave room for a block on every multiprocessor.
-_STAGES, _STAGES_OF_WIDE_HEADS = 4, 2
+LANES = 4  # pages of a split that are worked on at a time
+# Pages that a warp has in flight: more than hide the memory's latency only take shared memory.
+_MOST_STAGES = 4
 _WIDE_HEAD = 128  # wider heads are shared by two warps
 _MOST_BLOCKS = 2  # a multiprocessor's; more would only split the context finer
 
+ATTENTION_KERNELS = ("plan_tiles", "attention")
 LAYER_KERNELS = ("rms_norm", "round_rows", "pick_rows", "gated", "rope_append")
 
 
@@ -48,6 +56,7 @@ class StepKernels:
 
     Attributes:
         attention: returns the kernels of a padded head size.
+        overlap: kernels may start while the one before still runs.
     """
 
     rms_norm: Kernel
@@ -57,6 +66,7 @@ class StepKernels:
     rope_append: Kernel
     argmax: Kernel
     attention: Callable[[int], AttentionKernel]
+    overlap: bool
 
     @classmethod
     def load(cls, cache: Path | None) -> StepKernels:
@@ -71,46 +81,74 @@ class StepKernels:
             **{name: layers.kernel(name) for name in LAYER_KERNELS},
             argmax=argmax.kernel("argmax"),
             attention=partial(_load_attention, cache=cache),
+            overlap=current_device().has_clusters,
         )
 
 
-def attention_stages(padded_dim: int) -> int:
-    """Return the pages that each warp has in flight."""
-    return _STAGES if padded_dim <= _WIDE_HEAD else _STAGES_OF_WIDE_HEADS
+@dataclass(frozen=True, kw_only=True)
+class AttentionBuild:
+    """Constants of attention.cu for one head size on one device.
 
+    Attributes:
+        one_place: the sums of a split take the place of its pages.
+    """
 
-def attention_threads(padded_dim: int) -> int:
-    """Return the threads of a block."""
-    return 32 * _LANES * _parts(padded_dim)
+    padded_dim: int
+    stages: int
+    one_place: bool
 
+    @classmethod
+    def fitting(cls, padded_dim: int, shared_limit: int) -> AttentionBuild:
+        """Return the one with most pages in flight that fits a block's shared memory.
 
-def attention_shared_bytes(padded_dim: int) -> int:
-    """Return the shared memory of a block, as attention.cu lays it out."""
-    ring = _LANES * attention_stages(padded_dim) * 2 * 16 * padded_dim * 2
-    found = _LANES * 16 * (padded_dim + 8 + 2) * 4
-    scores = _LANES * 2 * _parts(padded_dim) * 2 * 32 * 16
-    return ring + found + (scores if _parts(padded_dim) > 1 else 0)
+        Raises:
+            LoadError: none fits.
+        """
+        for one_place, least in ((False, 2), (True, 1)):
+            for stages in range(_MOST_STAGES, least - 1, -1):
+                build = cls(padded_dim=padded_dim, stages=stages, one_place=one_place)
+                if build.shared_bytes <= shared_limit:
+                    return build
+        raise LoadError(
+            f"heads of {padded_dim} columns do not fit {shared_limit} bytes of shared memory",
+            hint="use device cpu",
+        )
 
+    @property
+    def parts(self) -> int:
+        """Warps that share a page's columns."""
+        return 2 if self.padded_dim > _WIDE_HEAD else 1
 
-def _parts(padded_dim: int) -> int:
-    """Return the warps that share a page's columns."""
-    return 2 if padded_dim > _WIDE_HEAD else 1
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * LANES * self.parts
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, as attention.cu lays it out."""
+        ring = LANES * self.stages * 2 * 16 * self.padded_dim * 2
+        found = LANES * 16 * (self.padded_dim + 8) * 4
+        sums = LANES * 16 * 8
+        scores = LANES * 2 * self.parts * 2 * 32 * 16 if self.parts > 1 else 0
+        return (max(ring, found) if self.one_place else ring + found) + sums + scores
+
+    def defines(self) -> dict[str, int]:
+        """Return the macros."""
+        return {"DIM": self.padded_dim, "STAGES": self.stages, "ONE_PLACE": int(self.one_place)}
 
 
 def _load_attention(padded_dim: int, cache: Path | None) -> AttentionKernel:
+    device = current_device()
+    build = AttentionBuild.fitting(padded_dim, device.shared_bytes)
     module: Module = compile_kernels(
-        SOURCES / "attention.cu",
-        names=["plan_tiles", "attention"],
-        defines={"DIM": padded_dim, "STAGES": attention_stages(padded_dim)},
-        cache=cache,
+        SOURCES / "attention.cu", names=ATTENTION_KERNELS, defines=build.defines(), cache=cache
     )
-    main = module.kernel("attention", shared_bytes=attention_shared_bytes(padded_dim))
-    threads = attention_threads(padded_dim)
-    fitting = main.blocks_per_multiprocessor(threads)
-    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    main = module.kernel("attention", shared_bytes=build.shared_bytes)
+    fitting = main.blocks_per_multiprocessor(build.threads)
     return AttentionKernel(
         plan=module.kernel("plan_tiles"),
         main=main,
-        threads=threads,
-        num_blocks=device.multi_processor_count * min(fitting, _MOST_BLOCKS),
+        threads=build.threads,
+        num_blocks=device.processors * min(fitting, _MOST_BLOCKS),
     )

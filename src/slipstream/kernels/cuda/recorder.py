@@ -34,7 +34,7 @@ from slipstream.kernels.cuda.pages import KVLayer
 
 THREADS = 256
 PLAN_THREADS = 256
-ARGMAX_BLOCKS = 64  # a row: 262,144 logits in chunks of 4,096
+ARGMAX_BLOCKS = 64  # of a row: 262,144 logits are then sixteen a thread
 # A verify: one round of sixteen rows or a few of several sequences. More rows are mostly prompt,
 # which shares weight reads whatever kernel verifies are asked to run on.
 VERIFY_ROWS = 32
@@ -117,6 +117,7 @@ class Recorder:
         heads = arch.num_heads + 2 * arch.num_kv_heads
         blocks = math.ceil(heads * cache.padded_dim // 2 / THREADS)
         kernel, source, q = self._kernels.rope_append, qkv.tensor, out.tensor
+        overlap = self._kernels.overlap
         tail = (
             *(arch.num_heads, arch.num_kv_heads, arch.head_dim, cache.padded_dim),
             int(arch.rope_interleaved),
@@ -127,7 +128,7 @@ class Recorder:
                 *(source, q, kv.pages, _stride(kv), cache.cos, cache.sin),
                 *(inputs.header, inputs.positions, inputs.sequences, inputs.page_table, *tail),
             )
-            kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=True)
+            kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
 
         self._add(launch)
         return out
@@ -146,9 +147,10 @@ class Recorder:
         out = self._buffer(torch.bfloat16, width)
         blocks = math.ceil(width / 4 / THREADS)
         kernel, source, to = self._kernels.gated, gate_up.tensor, out.tensor
+        overlap = self._kernels.overlap
         self._add(
             lambda rows, _: kernel.launch(
-                (blocks, rows, 1), (THREADS, 1, 1), (source, to, width), overlap=True
+                (blocks, rows, 1), (THREADS, 1, 1), (source, to, width), overlap=overlap
             )
         )
         return out
@@ -164,11 +166,14 @@ class Recorder:
         source = self._operand(x, weight, picks_rows=True)
         self._product(source.tensor, weight, logits, None, lambda _, wanted: wanted)
         kernel, vocab = self._kernels.argmax, weight.n
+        overlap = self._kernels.overlap
 
         def launch(_: int, wanted: int) -> None:
             if wanted:
                 arguments = (logits, argmax, found, arrivals, vocab)
-                kernel.launch((ARGMAX_BLOCKS, wanted, 1), (THREADS, 1, 1), arguments, overlap=True)
+                kernel.launch(
+                    (ARGMAX_BLOCKS, wanted, 1), (THREADS, 1, 1), arguments, overlap=overlap
+                )
 
         self._add(launch)
 
@@ -230,13 +235,13 @@ class Recorder:
         else:
             kernel, first = self._kernels.round_rows, (x.tensor, out.tensor)
         threads = min(1024, math.ceil(x.width / 4 / 32) * 32)
-        inputs = self._inputs
+        inputs, overlap = self._inputs, self._kernels.overlap
 
         def launch(rows: int, wanted: int) -> None:
             count = wanted if picks_rows else rows
             if count:
                 arguments = (*first, inputs.logit_rows if picks_rows else None, *last)
-                kernel.launch((count, 1, 1), (threads, 1, 1), arguments, overlap=True)
+                kernel.launch((count, 1, 1), (threads, 1, 1), arguments, overlap=overlap)
 
         self._add(launch)
         return out
@@ -286,6 +291,7 @@ class _Attention:
     arrivals: torch.Tensor
     slots: int
     tile_rows: int
+    overlap: bool
 
     @classmethod
     def of(cls, kv: KVLayer, kernels: StepKernels, max_rows: int) -> _Attention:
@@ -302,6 +308,7 @@ class _Attention:
             arrivals=torch.zeros(max_rows * arch.num_heads, dtype=torch.int32, device="cuda"),
             slots=slots,
             tile_rows=tile_rows,
+            overlap=kernels.overlap,
         )
 
     @property
@@ -315,7 +322,7 @@ class _Attention:
             (1, 1, 1),
             (PLAN_THREADS, 1, 1),
             (inputs.positions, inputs.sequences, self.plan, rows, self.tile_rows),
-            overlap=True,
+            overlap=self.overlap,
         )
 
     def launch_of(self, q: torch.Tensor, kv: KVLayer, out: torch.Tensor, inputs: Inputs) -> Launch:
@@ -332,7 +339,9 @@ class _Attention:
                 *(2 if in_turn else self.slots, int(in_turn), *heads, scale),
             )
             grid = (self.kernel.num_blocks, 1, 1)
-            self.kernel.main.launch(grid, (self.kernel.threads, 1, 1), arguments, overlap=True)
+            self.kernel.main.launch(
+                grid, (self.kernel.threads, 1, 1), arguments, overlap=self.overlap
+            )
 
         return launch
 

@@ -1,4 +1,4 @@
-// The first of the largest logits of each row. Blocks of a row take a chunk each; the last one to
+// The first of the largest logits of each row. Blocks of a row share it out; the last one to
 // finish compares what they found, so the result does not depend on who that is.
 #include "step.cuh"
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ unsigned long long block_max(unsigned long long best)
     return best;
 }
 
-// Grid (chunks, rows). `found` has a place for every block, `arrivals` one zero for every row,
+// Grid (blocks of a row, rows). `found` has a place for every block, `arrivals` one zero for every row,
 // which is zero again at the end. `out` may be host memory.
 extern "C" __global__ void argmax(const float* logits, int* out, unsigned long long* found,
                                   unsigned* arrivals, int vocab) {
@@ -34,12 +34,20 @@ extern "C" __global__ void argmax(const float* logits, int* out, unsigned long l
     let_next_start();
     wait_for_inputs();
     const float* row = logits + (size_t)blockIdx.y * vocab;
-    const int chunk = (vocab + gridDim.x - 1) / gridDim.x;
-    const int begin = blockIdx.x * chunk, end = min(begin + chunk, vocab);
+    const int stride = gridDim.x * blockDim.x;
     unsigned long long best = 0;
-    for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const unsigned long long key = ordered(row[i], i);
+    const auto take = [&](float x, int i) {
+        const unsigned long long key = ordered(x, i);
         best = key > best ? key : best;
+    };
+    if (vocab % 4 == 0) {
+#pragma unroll 4
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocab / 4; i += stride) {
+            const float4 v = ((const float4*)row)[i];
+            take(v.x, 4 * i), take(v.y, 4 * i + 1), take(v.z, 4 * i + 2), take(v.w, 4 * i + 3);
+        }
+    } else {
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocab; i += stride) take(row[i], i);
     }
     best = block_max(best);
     if (threadIdx.x == 0) {

@@ -12,7 +12,8 @@
 // of a warp copies to shared memory are the operands that the same lane reads: the inner loop has
 // no barrier. Heads of more than 128 columns are shared by two warps, which add up their scores.
 //
-// Compiled for one padded head size DIM (a multiple of 32) and STAGES pages in flight a warp.
+// Compiled for one padded head size DIM (a multiple of 32) and STAGES pages in flight a warp. Where
+// shared memory is short, ONE_PLACE lets the sums of a split take the place of its pages.
 #include "step.cuh"
 
 #define LANES 4                          // pages of a split that are worked on at a time
@@ -144,8 +145,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               int head_dim, float scale) {
     extern __shared__ uint4 shared[];
     uint4* ring = shared;                                         // [WARPS][STAGES][PAGE_WORDS]
-    float* found = (float*)(ring + WARPS * STAGES * PAGE_WORDS);  // [LANES][16][PITCH]
-    float2* sums = (float2*)(found + LANES * 16 * PITCH);         // [LANES][16]
+    // [LANES][16][PITCH]
+    float* found = (float*)(ONE_PLACE ? ring : ring + WARPS * STAGES * PAGE_WORDS);
+    const int taken = WARPS * STAGES * PAGE_WORDS * 4, needed = LANES * 16 * PITCH;  // floats
+    float2* sums = (float2*)((float*)ring + (ONE_PLACE ? max(taken, needed) : taken + needed));
     float4* scores = (float4*)(sums + LANES * 16);                // [LANES][2][PARTS][2][32]
     __shared__ int last[16];  // a query row's own position, -1 where there is none
 
@@ -309,9 +312,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                             v.w);
                     }
                 }
-                copy(n + STAGES, next_id);
-                next_id = page_id(n + STAGES + 1);
+                // With one place, copies of the next split wait until this one is added up.
+                const bool waits = ONE_PLACE && n + STAGES >= end;
+                copy(n + STAGES, waits ? -1 : next_id);
+                if (!waits) next_id = page_id(n + STAGES + 1);
             }
+            if (ONE_PLACE) __syncthreads();
 
             // The split is done: add up the lanes, in their order.
 #pragma unroll
@@ -359,6 +365,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     store_row(out + place_of(m) * head_dim + column * 4, part);
             }
             __syncthreads();
+            if (ONE_PLACE) {
+#pragma unroll
+                for (int ahead = 0; ahead < STAGES; ahead++) copy(n + ahead, page_id(n + ahead));
+                next_id = page_id(n + STAGES);
+            }
         }
 
         const int active = min(workers, num_splits);
