@@ -84,7 +84,8 @@ def _element(
     """Return one element of register `register` of A for every tile and chunk, as float32."""
     if layout.kind == 4:
         words = codes.view(np.uint32).reshape(*codes.shape[:2], 32, 4)
-        return (words[:, :, lane, step] >> (4 * (register + 4 * odd)) & 15).astype(np.float32)
+        nibble = 2 * (register % 2) + register // 2 + 4 * odd
+        return (words[:, :, lane, step] >> (4 * nibble) & 15).astype(np.float32)
     if layout.kind == 8:
         words = codes.view(np.uint32).reshape(*codes.shape[:2], 2, 32, 2, 2)
         word = words[:, :, step // 2, lane, step % 2, register // 2]

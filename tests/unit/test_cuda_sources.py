@@ -34,7 +34,13 @@ PARTS = {
 @pytest.mark.parametrize("source", KERNELS)
 def test_linear_kernels_compile(source: str, arch: str) -> None:
     for part in PARTS.values():
-        defines = {**packing.layout_of(part).defines(), "STAGES": 2, "TILE_STAGES": 3}
+        defines = {
+            **packing.layout_of(part).defines(),
+            "STAGES": 2,
+            "AHEAD": 0,
+            "ABREAST": 2,
+            "TILE_STAGES": 3,
+        }
         cubin = compiler.compile_cubin(
             compiler.SOURCES / source, names=KERNELS[source], arch=arch, defines=defines
         )

@@ -15,6 +15,8 @@ from slipstream.kernels.cuda.compiler import SOURCES, Device, Kernel
 from slipstream.kernels.cuda.packing import CHUNK, TILE, Layout
 
 TILE_ROWS = (16, 32, 64, 128)
+AHEAD = 0
+ABREAST = 2
 _MAX_STAGES = 4  # pieces in flight a warp; more brought nothing
 _TILE_STAGES = 4
 _SLOT_ROW = 20  # linear_rows.cu
@@ -101,7 +103,7 @@ class LinearKernels:
 
     def rows_build(self, tiles: int) -> Build:
         """Return what `multirow` and `gemv` are compiled from, for `tiles` tiles of 8 rows."""
-        macros = self._macros(STAGES=self._stages(tiles))
+        macros = self._macros(STAGES=self._stages(tiles), AHEAD=AHEAD, ABREAST=ABREAST)
         return "linear_rows.cu", (f"multirow<{tiles}>",), macros
 
     def tile_build(self, tile_m: int) -> Build:

@@ -11,8 +11,8 @@ piece of a slice is one contiguous copy. Lane 4 g + t holds outputs g and g + 8.
 which columns a step multiplies as long as both operands agree, so of each run of 32 columns (16 for
 groups of 16) lane t takes a contiguous quarter, and inputs load as whole vectors.
 
-Codes of register i of A, rows g + 8 (i % 2): at 4 bits nibbles i and i + 4 of a word, at 8 bits
-bytes (i % 2) and (i % 2) + 2 of word i / 2.
+Register i of A holds two columns of row g + 8 (i % 2). Its codes are, at 4 bits, nibbles
+2 (i % 2) + i / 2 and 4 more of the step's word, at 8 bits bytes i % 2 and 2 more of word i / 2.
 
 Groups of 128 are kept as two of 64. Columns and outputs are padded with zeros, scales included.
 """
@@ -267,9 +267,8 @@ def _place_elements(values: TorchTensor, layout: Layout) -> TorchTensor:
     # Now (tile, lower, g, chunk, run, 1, t, step in run, high, odd). In the kernels' words register
     # i of A is 2 high + lower, its two elements are odd 0 and 1.
     if layout.kind == 4:
-        nibbles = values.permute(
-            0, 3, 2, 6, 4, 7, 9, 8, 1, 5
-        )  # chunk, lane, step, odd, high, lower
+        # chunk, lane, step, odd, lower, high
+        nibbles = values.permute(0, 3, 2, 6, 4, 7, 9, 1, 8, 5)
         pairs = nibbles.reshape(tiles, layout.num_chunks, 512, 2)
         return pairs[..., 0] | (pairs[..., 1] << 4)
     if layout.kind == 8:

@@ -67,21 +67,32 @@ __device__ __forceinline__ void wait_barrier(const u64* barrier, u32 parity) {
       : "memory");
 }
 
+// Fetch what will be read soon from memory to L2.
+__device__ __forceinline__ void prefetch_to_l2(const char* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // A warp's own ring of `stages` buffers of `bytes`, filled in order and read in order.
 template <int stages, int bytes>
 struct Ring {
   char* buffers;
   u64* barriers;
   int lane;
+  u64 policy;
   int filling = 0;
   int reading = 0;
   u32 parity = 0;
 
   static constexpr int shared_bytes = stages * bytes;
 
-  __device__ __forceinline__ Ring(char* buffers, u64* barriers, int lane)
-      : buffers(buffers), barriers(barriers), lane(lane) {
+  // `once`: nobody will read the same bytes again soon, so they need not displace others in L2.
+  __device__ __forceinline__ Ring(char* buffers, u64* barriers, int lane, bool once)
+      : buffers(buffers), barriers(barriers), lane(lane), policy(0) {
 #if __CUDA_ARCH__ >= 900
+    if (once) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    else asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     if (lane == 0) {
       for (int stage = 0; stage < stages; ++stage) init_barrier(barriers + stage, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -99,8 +110,9 @@ struct Ring {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                    : "memory");
       asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-          ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(barrier)
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+          "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
           : "memory");
     }
 #else

@@ -22,7 +22,7 @@ __device__ __forceinline__ float element(const char* weight, int row, int column
     int code;
     if constexpr (KIND == 4) {
       const u32 word = reinterpret_cast<const u32*>(codes)[lane * 4 + step];
-      code = word >> (16 * odd + 4 * (2 * high + lower)) & 15;
+      code = word >> (16 * odd + 8 * lower + 4 * high) & 15;
     } else {
       const int byte = ((step / 2 * 32 + lane) * 2 + step % 2) * 8 + high * 4 + odd * 2 + lower;
       code = reinterpret_cast<const unsigned char*>(codes)[byte];

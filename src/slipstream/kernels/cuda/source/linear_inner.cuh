@@ -2,8 +2,14 @@
 //
 // mma.m16n8k16: weights are the A operand (16 outputs), inputs the B operand (8 rows), float32
 // accumulators. A group's products are one chain of mma; scale, then offset, are applied once a group
-// by fused multiply-add. Dense weights are one chain over a warp's slice; float16 and float32 are
-// split exactly into two and three bfloat16 terms, the smallest first.
+// by fused multiply-add. Dense weights have one chain a chunk; float16 and float32 are split exactly
+// into two and three bfloat16 terms, the smallest first.
+//
+// Codes need no conversion: the bits of a small integer c, read as bfloat16, are c * 2^-133, since
+// subnormal numbers and the first normal ones are evenly spaced. A mask alone picks a code out of its
+// word; one that stays in the upper half of a byte counts 16 times, so its inputs are divided by 16.
+// Inputs are multiplied by 2^96 to keep products normal: that is exact below 2^31, and sums are
+// multiplied by 2^37 once a slice.
 #pragma once
 
 #include "linear_layout.cuh"
@@ -17,18 +23,22 @@ __device__ __forceinline__ void mma(float (&sum)[4], const u32 (&a)[4], const u3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// a & b | c in one instruction; the compiler makes two of it where b and c are constants.
-__device__ __forceinline__ u32 and_or(u32 a, u32 b, u32 c) {
-  u32 result;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  return result;
+constexpr u32 INPUT_SCALE = 0x6F806F80u;       // 2^96, twice, as bfloat16
+constexpr u32 HIGH_INPUT_SCALE = 0x6D806D80u;  // 2^92
+constexpr float SUM_SCALE = 137438953472.0f;   // 2^37
+
+__device__ __forceinline__ u32 multiply_bf16(u32 a, u32 b) {
+  u32 product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
 }
 
-// a * 1 + b on two bfloat16.
-__device__ __forceinline__ u32 add_bf16(u32 a, u32 b) {
-  u32 sum;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3F803F80u), "r"(b));
-  return sum;
+// Scale the B operand of a step, columns 2 t and 2 t + 1, then 2 t + 8 and 2 t + 9, for the codes.
+__device__ __forceinline__ void scale_inputs(u32& low, u32& high) {
+  if constexpr (QUANTIZED) {
+    low = multiply_bf16(low, INPUT_SCALE);
+    high = multiply_bf16(high, KIND == 4 ? HIGH_INPUT_SCALE : INPUT_SCALE);
+  }
 }
 
 // Split two float32 into TERMS bfloat16 pairs for register `i` of A, smallest term first.
@@ -50,21 +60,19 @@ struct ChunkCodes {
 
   __device__ __forceinline__ void load(int step, u32 (&a)[TERMS][4]) const {
     if constexpr (KIND == 4) {
-      // Nibbles i and i + 4 of a word are the two elements of register i.
       const uint4 words = lane_codes[0];
       const u32 word = step == 0 ? words.x : step == 1 ? words.y : step == 2 ? words.z : words.w;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[0][i] = and_or(word >> (4 * i), 0x000F000Fu, 0x43004300u);
+      const u32 upper = word >> 8;
+      a[0][0] = word & 0x000F000Fu;
+      a[0][1] = upper & 0x000F000Fu;
+      a[0][2] = word & 0x00F000F0u;
+      a[0][3] = upper & 0x00F000F0u;
     } else if constexpr (KIND == 8) {
-      // bfloat16 holds 128 + (code mod 128); bit 7 decides whether 128 or 256 is taken off again.
       const uint4 words = lane_codes[step / 2 * 32];
       const u32 pair[2] = {step % 2 ? words.z : words.x, step % 2 ? words.w : words.y};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const u32 bytes = pair[i / 2] >> (8 * (i % 2));
-        a[0][i] = add_bf16(and_or(bytes, 0x007F007Fu, 0x43004300u),
-                           and_or(~bytes, 0x00800080u, 0xC300C300u));
-      }
+      for (int i = 0; i < 4; ++i)
+        a[0][i] = __byte_perm(pair[i / 2], 0, i % 2 ? 0x4341 : 0x4240);
     } else if constexpr (KIND == 16) {
       const uint4 words = lane_codes[step * 32];
       a[0][0] = words.x, a[0][1] = words.y, a[0][2] = words.z, a[0][3] = words.w;
@@ -93,56 +101,58 @@ struct GroupScale {
     const char* at = scales + group * GROUP_SCALE_BYTES + (lane >> 2) * (GROUP_SCALE_BYTES / 8);
     if constexpr (HAS_BIAS) {
       const uint2 pairs = *reinterpret_cast<const uint2*>(at);
-      scale[0] = low_half(pairs.x), offset[0] = fmaf(OFFSET, scale[0], high_half(pairs.x));
-      scale[1] = low_half(pairs.y), offset[1] = fmaf(OFFSET, scale[1], high_half(pairs.y));
+      scale[0] = low_half(pairs.x), offset[0] = fmaf(-ZERO, scale[0], high_half(pairs.x));
+      scale[1] = low_half(pairs.y), offset[1] = fmaf(-ZERO, scale[1], high_half(pairs.y));
     } else {
       const u32 pair = *reinterpret_cast<const u32*>(at);
-      scale[0] = low_half(pair), offset[0] = OFFSET * scale[0];
-      scale[1] = high_half(pair), offset[1] = OFFSET * scale[1];
+      scale[0] = low_half(pair), offset[0] = -ZERO * scale[0];
+      scale[1] = high_half(pair), offset[1] = -ZERO * scale[1];
     }
   }
 };
 
-// Add a chunk's products to `sum`, for `tiles` tiles of 8 rows.
+// Add the products of `chunks` chunks to `sum`, for `tiles` tiles of 8 rows.
 //
-// `columns.load(tile, step, b)` gives the B operand; `input_sums` points at the sums of inputs of the
-// chunk's groups, float32 of shape (GROUPS, tiles, 8) in shared memory.
-template <int tiles, class Columns>
-__device__ __forceinline__ void multiply_chunk(const char* codes, const char* scales,
-                                               const Columns& columns, const float* input_sums,
-                                               int lane, float (&sum)[tiles][4]) {
-  const ChunkCodes chunk(codes, lane);
+// The groups' chains of mma are independent: they advance side by side, since a single chain would
+// wait for each of its mma in turn. `columns.load(tile, step, b)` gives the B operand of a step,
+// counted from the first chunk; `input_sums` points at the sums of inputs of the groups, float32 of
+// shape (chunks * GROUPS, tiles, 8) in shared memory.
+template <int tiles, int chunks, class Columns>
+__device__ __forceinline__ void multiply_chunks(const char* codes, const char* scales,
+                                                const Columns& columns, const float* input_sums,
+                                                int lane, float (&sum)[tiles][4]) {
+  constexpr int groups = chunks * GROUPS;
+  float products[groups][tiles][4] = {};
 #pragma unroll
-  for (int group = 0; group < GROUPS; ++group) {
-    float products[tiles][4];
+  for (int group_step = 0; group_step < GROUP_STEPS; ++group_step) {
 #pragma unroll
-    for (int tile = 0; tile < tiles; ++tile)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) products[tile][i] = QUANTIZED ? 0.0f : sum[tile][i];
-#pragma unroll
-    for (int step = group * GROUP_STEPS; step < (group + 1) * GROUP_STEPS; ++step) {
+    for (int group = 0; group < groups; ++group) {
+      const int step = group * GROUP_STEPS + group_step;
       u32 a[TERMS][4];
-      chunk.load(step, a);
+      ChunkCodes(codes + step / STEPS * CHUNK_CODE_BYTES, lane).load(step % STEPS, a);
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
         u32 b[2];
         columns.load(tile, step, b);
 #pragma unroll
-        for (int term = 0; term < TERMS; ++term) mma(products[tile], a[term], b);
+        for (int term = 0; term < TERMS; ++term) mma(products[group][tile], a[term], b);
       }
     }
+  }
+#pragma unroll
+  for (int group = 0; group < groups; ++group) {
     if constexpr (!QUANTIZED) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[tile][i] = products[tile][i];
+        for (int i = 0; i < 4; ++i) sum[tile][i] += products[group][tile][i];
     } else {
       const GroupScale of(scales, group, lane);
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          sum[tile][i] = fmaf(of.scale[i >> 1], products[tile][i], sum[tile][i]);
+          sum[tile][i] = fmaf(of.scale[i >> 1], products[group][tile][i], sum[tile][i]);
         if constexpr (HAS_OFFSET) {
           const float2 inputs = *reinterpret_cast<const float2*>(
               input_sums + (group * tiles + tile) * 8 + 2 * (lane & 3));
@@ -155,11 +165,23 @@ __device__ __forceinline__ void multiply_chunk(const char* codes, const char* sc
   }
 }
 
-// Write the sums of inputs of one tile of 8 rows, as `multiply_chunk` reads them.
+// Scale the sums of a finished slice.
+template <int tiles>
+__device__ __forceinline__ void finish_slice(float (&sum)[tiles][4]) {
+  if constexpr (QUANTIZED) {
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[tile][i] *= SUM_SCALE;
+  }
+}
+
+// Write the sums of a chunk's inputs for one tile of 8 rows, as `multiply_chunks` reads them.
 template <int tiles, class Columns>
 __device__ __forceinline__ void sum_inputs(const Columns& columns, int tile, float* input_sums,
                                            int lane) {
-  const u32 ones[4] = {0x3F803F80u, 0x3F803F80u, 0x3F803F80u, 0x3F803F80u};
+  constexpr u32 high = KIND == 4 ? 0x00100010u : 0x00010001u;
+  const u32 ones[4] = {0x00010001u, 0x00010001u, high, high};  // code 1 everywhere
 #pragma unroll
   for (int group = 0; group < GROUPS; ++group) {
     float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};

@@ -23,10 +23,9 @@ constexpr int SLICE_BYTES = PIECES * PIECE_BYTES;
 constexpr int RUN = GROUP == 16 ? 16 : 32;  // columns of which each of four lanes holds a quarter
 static_assert(CHUNKS % PIECE_CHUNKS == 0, "a slice holds whole pieces");
 
-// A code stands for code - CENTRE in the mma (or 128 + code, for 4 bits), so that what is missing
-// from scale * (code - ZERO) + bias is (bias + OFFSET * scale) times the group's sum of inputs.
-constexpr float OFFSET = KIND == 4 ? -float(128 + ZERO) : float(128 - ZERO);
-constexpr bool HAS_OFFSET = QUANTIZED && (HAS_BIAS || OFFSET != 0);
+// What is missing from scale * (code - ZERO) + bias once a group's products of scale and code are
+// summed: (bias - ZERO * scale) times the group's sum of inputs.
+constexpr bool HAS_OFFSET = QUANTIZED && (HAS_BIAS || ZERO != 0);
 
 // Blocks of a cluster share out the splits; without clusters one block takes them in turn.
 #if __CUDA_ARCH__ >= 900

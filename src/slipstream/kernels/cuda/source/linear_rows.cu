@@ -40,11 +40,14 @@ struct Inputs {
           words[tile][run][0] = values.x, words[tile][run][1] = values.y;
         }
       }
+#pragma unroll
+      for (int step = 0; step < CHUNKS * STEPS; ++step)
+        scale_inputs(words[tile][step][0], words[tile][step][1]);
     }
   }
 };
 
-// The inputs of one chunk of the slice.
+// The inputs of the slice from one chunk on.
 template <int tiles>
 struct ChunkInputs {
   const Inputs<tiles>& inputs;
@@ -55,6 +58,23 @@ struct ChunkInputs {
     b[1] = inputs.words[tile][chunk * STEPS + step][1];
   }
 };
+
+// Multiply a piece whose first chunk is the slice's `chunk`, from chunk `at` of it on.
+template <int tiles, int at>
+__device__ __forceinline__ void multiply_piece(const char* codes, const char* scales,
+                                               const Inputs<tiles>& inputs, int chunk,
+                                               const float* input_sums, int lane,
+                                               float (&sum)[tiles][4]) {
+  constexpr int left = PIECE_CHUNKS - at;
+  if constexpr (left > 0) {
+    constexpr int abreast = tiles == 1 ? ABREAST : (ABREAST + 1) / 2;
+    constexpr int chunks = left < abreast ? left : abreast;
+    multiply_chunks<tiles, chunks>(codes + at * CHUNK_CODE_BYTES, scales + at * CHUNK_SCALE_BYTES,
+                                   ChunkInputs<tiles>{inputs, chunk + at},
+                                   input_sums + (chunk + at) * GROUPS * tiles * 8, lane, sum);
+    multiply_piece<tiles, at + chunks>(codes, scales, inputs, chunk, input_sums, lane, sum);
+  }
+}
 
 // Where this warp's pieces lie, in the order in which it reads them: all pieces of a tile, all of the
 // block's tiles, all of its splits.
@@ -120,13 +140,25 @@ __global__ void __launch_bounds__(THREADS, tiles == 1 ? 2 : 1)
   const int num_tiles = (n + TILE - 1) / TILE;
   const int own_tiles = (num_tiles - worker + workers - 1) / workers;
 
-  WarpRing ring(shared + warp * WarpRing::shared_bytes, barriers + warp * STAGES, lane);
+  WarpRing ring(shared + warp * WarpRing::shared_bytes, barriers + warp * STAGES, lane,
+                gridDim.y == 1);
   Pieces pieces(weight, worker, workers, rank, warp, own_tiles);
+  Pieces ahead = pieces;
+  auto prefetch = [&] {
+    if (ahead.left > 0 && lane == 0) prefetch_to_l2(ahead.next, PIECE_BYTES);
+    ahead.advance();
+  };
   auto fill = [&] {
     ring.fill(pieces.next, pieces.left > 0);
     pieces.advance();
+    if (AHEAD > 0) prefetch();
   };
-  for (int stage = 0; stage < STAGES; ++stage) fill();
+  for (int stage = 0; stage < STAGES; ++stage) {
+    ring.fill(pieces.next, pieces.left > 0);
+    pieces.advance();
+    ahead.advance();
+  }
+  for (int piece = 0; piece < AHEAD; ++piece) prefetch();
 
   const int first_row = blockIdx.y * rows_per_pass;
   const int rows = min(rows_per_pass, num_rows - first_row);
@@ -170,17 +202,12 @@ __global__ void __launch_bounds__(THREADS, tiles == 1 ? 2 : 1)
       for (int piece = 0; piece < PIECES; ++piece) {
         const char* codes = ring.wait();
         const char* scales = codes + PIECE_CHUNKS * CHUNK_CODE_BYTES;
-#pragma unroll
-        for (int i = 0; i < PIECE_CHUNKS; ++i) {
-          const int chunk = piece * PIECE_CHUNKS + i;
-          multiply_chunk<tiles>(codes + i * CHUNK_CODE_BYTES, scales + i * CHUNK_SCALE_BYTES,
-                                ChunkInputs<tiles>{inputs, chunk},
-                                input_sums + chunk * GROUPS * tiles * 8, lane, sum);
-        }
+        multiply_piece<tiles, 0>(codes, scales, inputs, piece * PIECE_CHUNKS, input_sums, lane, sum);
         ring.release();
         fill();
       }
 
+      finish_slice(sum);
       wait_barrier(slots.empty + slots.set, slots.parity ^ 1);
       float* to = own_slot + slots.set * WARPS * slot;
 #pragma unroll

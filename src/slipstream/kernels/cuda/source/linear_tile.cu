@@ -16,8 +16,27 @@ constexpr int CODE_BYTES = OUTPUT_WARPS * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES)
 // Inputs of a chunk in shared memory: bfloat16 of shape (CHUNK / RUN, all_rows, RUN).
 template <int all_rows>
 struct SharedInputs {
-  const char* inputs;
+  char* inputs;
   int first_row, lane;
+
+  // Scale this lane's inputs of one tile in place.
+  __device__ __forceinline__ void scale(int tile) const {
+    const int row = first_row + tile * 8 + (lane >> 2);
+#pragma unroll
+    for (int run = 0; run < CHUNK / RUN; ++run) {
+      char* at = inputs + ((run * all_rows + row) * 4 + (lane & 3)) * (RUN / 2);
+      if constexpr (RUN == 32) {
+        uint4 values = *reinterpret_cast<uint4*>(at);
+        scale_inputs(values.x, values.y);
+        scale_inputs(values.z, values.w);
+        *reinterpret_cast<uint4*>(at) = values;
+      } else {
+        uint2 values = *reinterpret_cast<uint2*>(at);
+        scale_inputs(values.x, values.y);
+        *reinterpret_cast<uint2*>(at) = values;
+      }
+    }
+  }
 
   __device__ __forceinline__ void load(int tile, int step, u32 (&b)[2]) const {
     const int row = first_row + tile * 8 + (lane >> 2);
@@ -31,18 +50,6 @@ struct SharedInputs {
           inputs + ((step * all_rows + row) * 4 + (lane & 3)) * 8);
       b[0] = values.x;
       b[1] = values.y;
-    }
-  }
-};
-
-// A chunk's place along K.
-struct Place {
-  int split, slice = 0, chunk = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++chunk == CHUNKS) {
-      chunk = 0;
-      if (++slice == WARPS) slice = 0, ++split;
     }
   }
 };
@@ -76,45 +83,57 @@ __global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
   out += size_t(first_row) * out_stride;
   if (residual != nullptr) residual += size_t(first_row) * out_stride;
 
-  Place copied{rank};
-  int filling = 0, num_copied = 0;
+  // Each thread copies one vector of the inputs of a few rows, each warp its tile's codes: a tile's
+  // chunks follow each other in memory.
+  constexpr int parts = CHUNK / 8, rows_at_once = threads / parts;
+  const int part = threadIdx.x % parts, part_row = threadIdx.x / parts;
+  int column = rank * WARPS * CHUNKS * CHUNK;
+  const u16* inputs_from = x + size_t(part_row) * k + column + part * 8;
+  char* inputs_to = shared + CODE_BYTES +
+                    ((part / (RUN / 8) * all_rows + part_row) * (RUN / 8) + part % (RUN / 8)) * 16;
+  const bool copies_codes = row_warp == 0 && first_tile + output_warp < num_tiles;
+  const char* piece_from =
+      weight + (size_t(first_tile + output_warp) * SPLITS + rank) * WARPS * SLICE_BYTES;
+  char* codes_to = shared + output_warp * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
+  int within = 0, filling = 0, num_copied = 0;
   auto copy_chunk = [&] {
-    if (num_copied++ < total_chunks) {
-      char* stage = shared + filling * stage_bytes;
-      const int piece = copied.chunk / PIECE_CHUNKS, within = copied.chunk % PIECE_CHUNKS;
-      constexpr int code_units = CHUNK_CODE_BYTES / 16;
-      constexpr int units = code_units + CHUNK_SCALE_BYTES / 16;
-      for (int unit = threadIdx.x; unit < OUTPUT_WARPS * units; unit += threads) {
-        const int tile_index = first_tile + unit / units, at = unit % units;
-        const size_t slice = (size_t(tile_index) * SPLITS + copied.split) * WARPS + copied.slice;
-        const char* from = weight + slice * SLICE_BYTES + piece * PIECE_BYTES;
-        from += at < code_units ? within * CHUNK_CODE_BYTES + at * 16
-                                : PIECE_CHUNKS * CHUNK_CODE_BYTES + within * CHUNK_SCALE_BYTES +
-                                      (at - code_units) * 16;
-        const bool valid = tile_index < num_tiles;
-        copy_16(stage + unit * 16, valid ? from : weight, valid);
+    if (num_copied < total_chunks) {
+      const int stage = filling * stage_bytes;
+      if (copies_codes) {
+        const char* codes = piece_from + within * CHUNK_CODE_BYTES;
+        const char* scales =
+            piece_from + PIECE_CHUNKS * CHUNK_CODE_BYTES + within * CHUNK_SCALE_BYTES;
+#pragma unroll
+        for (int at = 0; at < CHUNK_CODE_BYTES; at += 512)
+          copy_16(codes_to + stage + at + lane * 16, codes + at + lane * 16);
+        if (lane * 16 < CHUNK_SCALE_BYTES)
+          copy_16(codes_to + stage + CHUNK_CODE_BYTES + lane * 16, scales + lane * 16);
       }
-      const int column = ((copied.split * WARPS + copied.slice) * CHUNKS + copied.chunk) * CHUNK;
-      constexpr int run_units = RUN / 8;
-      for (int unit = threadIdx.x; unit < all_rows * CHUNK / 8; unit += threads) {
-        const int within_row = unit % run_units, row = unit / run_units % all_rows;
-        const int at = column + unit / (run_units * all_rows) * RUN + within_row * 8;
-        const bool valid = row < rows && at < k;
-        copy_16(stage + CODE_BYTES + unit * 16, valid ? x + size_t(row) * k + at : x, valid);
+#pragma unroll
+      for (int row = 0; row < all_rows; row += rows_at_once) {
+        const bool valid = part_row + row < rows && column + part * 8 < k;
+        copy_16(inputs_to + stage + row * RUN * 2, valid ? inputs_from + size_t(row) * k : x, valid);
       }
-      copied.advance();
+      inputs_from += CHUNK;
+      column += CHUNK;
+      if (++within == PIECE_CHUNKS) within = 0, piece_from += PIECE_BYTES;
       filling = filling + 1 == TILE_STAGES ? 0 : filling + 1;
+      ++num_copied;
     }
     commit_copies();
   };
 
-  auto add_inputs = [&](int index, int stage) {
-    if constexpr (HAS_OFFSET) {
+  // Scale a chunk's inputs where they lie and sum them, each warp its share of the rows.
+  auto prepare_inputs = [&](int index, int stage) {
+    if constexpr (QUANTIZED) {
       for (int row_tile = warp; row_tile < row_tiles; row_tile += warps) {
         const SharedInputs<all_rows> columns{shared + stage * stage_bytes + CODE_BYTES,
                                              row_tile / tiles * tiles * 8, lane};
-        float* to = input_sums + index % 2 * sums_size + row_tile / tiles * GROUPS * tiles * 8;
-        sum_inputs<tiles>(columns, row_tile % tiles, to, lane);
+        columns.scale(row_tile % tiles);
+        if constexpr (HAS_OFFSET) {
+          float* to = input_sums + index % 2 * sums_size + row_tile / tiles * GROUPS * tiles * 8;
+          sum_inputs<tiles>(columns, row_tile % tiles, to, lane);
+        }
       }
     }
   };
@@ -124,28 +143,28 @@ __global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
   for (int stage = 0; stage < TILE_STAGES - 1; ++stage) copy_chunk();
   wait_copies<TILE_STAGES - 2>();
   __syncthreads();
-  add_inputs(0, 0);
+  prepare_inputs(0, 0);
 
   float sum[tiles][4] = {}, total[tiles][4] = {};
-  Place place{rank};
-  int stage = 0;
+  int stage = 0, chunk = 0, slice = 0;
   for (int index = 0; index < total_chunks; ++index) {
     wait_copies<TILE_STAGES - 3>();
     __syncthreads();
     copy_chunk();
     const int next_stage = stage + 1 == TILE_STAGES ? 0 : stage + 1;
-    if (index + 1 < total_chunks) add_inputs(index + 1, next_stage);
+    if (index + 1 < total_chunks) prepare_inputs(index + 1, next_stage);
 
     const char* codes = shared + stage * stage_bytes +
                         output_warp * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
     const SharedInputs<all_rows> columns{shared + stage * stage_bytes + CODE_BYTES,
                                          row_warp * tiles * 8, lane};
-    multiply_chunk<tiles>(codes, codes + CHUNK_CODE_BYTES, columns,
+    multiply_chunks<tiles, 1>(codes, codes + CHUNK_CODE_BYTES, columns,
                           input_sums + index % 2 * sums_size + row_warp * GROUPS * tiles * 8, lane,
                           sum);
 
-    if (place.chunk == CHUNKS - 1) {
-      const bool first = place.slice == 0, last = place.slice == WARPS - 1;
+    if (++chunk == CHUNKS) {
+      finish_slice(sum);
+      const bool first = slice % WARPS == 0, last = slice % WARPS == WARPS - 1;
 #pragma unroll
       for (int t = 0; t < tiles; ++t)
 #pragma unroll
@@ -155,11 +174,12 @@ __global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
           if constexpr (SPLITS > 1) {
             const int row = (row_warp * tiles + t) * 8 + 2 * (lane & 3) + (i & 1);
             float* to = block_sums + row * OUTPUTS + output_warp * TILE + (lane >> 2) + 8 * (i >> 1);
-            if (last) *to = place.split == rank ? total[t][i] : *to + total[t][i];
+            if (last) *to = slice < WARPS ? total[t][i] : *to + total[t][i];
           }
         }
+      chunk = 0;
+      ++slice;
     }
-    place.advance();
     stage = next_stage;
   }
 
