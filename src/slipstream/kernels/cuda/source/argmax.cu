@@ -31,7 +31,6 @@ __device__ __forceinline__ unsigned long long block_max(unsigned long long best)
 extern "C" __global__ void argmax(const float* logits, int* out, unsigned long long* found,
                                   unsigned* arrivals, int vocab) {
     __shared__ bool is_last;
-    let_next_start();
     wait_for_inputs();
     const float* row = logits + (size_t)blockIdx.y * vocab;
     const int stride = gridDim.x * blockDim.x;

@@ -30,12 +30,16 @@ struct Tile {
     int row, num_rows, last_position, sequence;
 };
 
+__device__ __forceinline__ Tile tile_of(const int* plan, int number) {
+    const int4 words = __ldcg((const int4*)(plan + 4) + number);
+    return {words.x, words.y, words.z, words.w};
+}
+
 // Group the live rows into tiles: neighbours of one sequence, at most `tile_rows`, cut where the
 // row number is a multiple of it. One block. plan[0] gets their number; tiles start at plan + 4.
 extern "C" __global__ void plan_tiles(const int* positions, const int* sequences, int* plan,
                                       int num_rows, int tile_rows) {
     __shared__ int counts[32];
-    let_next_start();
     wait_for_inputs();
     int before = 0;
     for (int first = 0; first < num_rows; first += blockDim.x) {
@@ -152,22 +156,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float4* scores = (float4*)(sums + LANES * 16);                // [LANES][2][PARTS][2][32]
     __shared__ int last[16];  // a query row's own position, -1 where there is none
 
-    let_next_start();
-    wait_for_inputs();
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const int own = threadIdx.x / 32 / PARTS, half = threadIdx.x / 32 % PARTS;
     const int group = heads / kv_heads;
     const int width = min(group, 16);  // query heads of a tile
     const int head_blocks = kv_heads * ((group + width - 1) / width);
-    const int num_tiles = plan[0], table_stride = inputs[0];
+    // Inputs and plan are older than the kernel before, which is all that is waited for.
+    const Tile first_tile = tile_of(plan, 0);
+    const int num_tiles = __ldcg(plan), table_stride = __ldcg(inputs);
     const int pairs = num_tiles * head_blocks;
     // More than one only where each block has one item, so that they can wait for each other.
     const int workers = in_turn ? 1 : max(1, (int)gridDim.x / max(pairs, 1));
     uint4* own_ring = ring + (own * PARTS + half) * STAGES * PAGE_WORDS + lane;
+    bool waited = false;
 
     for (int item = blockIdx.x; item < pairs * workers; item += gridDim.x) {
         const int pair = item / workers, worker = item % workers;
-        const Tile tile = ((const Tile*)(plan + 4))[pair / head_blocks];
+        const int tile_number = pair / head_blocks;
+        const Tile tile = tile_number ? tile_of(plan, tile_number) : first_tile;
         const int head_block = pair % head_blocks, kv_head = head_block % kv_heads;
         const int first_head = head_block / kv_heads * width;  // within the group
         const int last_page = tile.last_position / 16;
@@ -175,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (worker >= num_splits) continue;
         const int* table = page_table + (size_t)tile.sequence * table_stride;
         const uint4* first_page =
-            (const uint4*)(pages + ((size_t)kv_head * DIM + half * COLUMNS) * 16) + lane;
+            (const uint4*)(pages + ((size_t)kv_head * DIM + half * COLUMNS) * 16);
         const size_t to_values = (size_t)kv_heads * 16 * DIM / 8;
 
         // Copy number n of this warp: its n-th page, counted over all splits of the worker.
@@ -184,11 +190,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         };
         const auto page_id = [&](int n) {
             const int page = page_number(n);
-            return page <= last_page ? table[page] : -1;
+            return page <= last_page ? __ldcg(table + page) : -1;
         };
         const auto copy = [&](int n, int id) {
             if (id >= 0) {
-                const uint4* from = first_page + id * page_stride / 8;
+                const uint4* from = first_page + id * page_stride / 8 + lane;
                 uint4* to = own_ring + n % STAGES * PAGE_WORDS;
 #pragma unroll
                 for (int i = 0; i < COLUMNS / 16; i++) copy_async(to + i * 32, from + i * 32);
@@ -201,6 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         int ids[STAGES + 1];
 #pragma unroll
         for (int n = 0; n <= STAGES; n++) ids[n] = page_id(n);
+        if (!waited) wait_for_inputs();
+        waited = true;
 #pragma unroll
         for (int n = 0; n < STAGES; n++) copy(n, ids[n]);
         int next_id = ids[STAGES];
@@ -367,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
             if (ONE_PLACE) {
 #pragma unroll
-                for (int ahead = 0; ahead < STAGES; ahead++) copy(n + ahead, page_id(n + ahead));
+                for (int i = 0; i < STAGES; i++) copy(n + i, page_id(n + i));
                 next_id = page_id(n + STAGES);
             }
         }
@@ -397,4 +405,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         leave_workers(count, active);
     }
+    if (!waited) wait_for_inputs();
 }

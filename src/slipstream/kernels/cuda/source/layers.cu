@@ -11,7 +11,6 @@ extern "C" __global__ void __launch_bounds__(1024)
              float eps) {
     __shared__ float sums[32];
     const int count = width / 4, step = blockDim.x;
-    let_next_start();
     float4 weights[CACHED];
 #pragma unroll
     for (int u = 0; u < CACHED; u++) {
@@ -60,7 +59,6 @@ extern "C" __global__ void __launch_bounds__(1024)
 // Rows as bfloat16, picked like those of a norm.
 extern "C" __global__ void round_rows(const float* x, bfloat16_bits* out, const int* rows,
                                       int width) {
-    let_next_start();
     wait_for_inputs();
     const int source = rows ? rows[blockIdx.x] : (int)blockIdx.x;
     const float4* in = (const float4*)(x + (size_t)source * width);
@@ -74,7 +72,6 @@ extern "C" __global__ void round_rows(const float* x, bfloat16_bits* out, const 
 // bfloat16 rows picked by `rows`.
 extern "C" __global__ void pick_rows(const bfloat16_bits* x, bfloat16_bits* out, const int* rows,
                                      int width) {
-    let_next_start();
     wait_for_inputs();
     const uint2* in = (const uint2*)(x + (size_t)rows[blockIdx.x] * width);
     uint2* to = (uint2*)(out + (size_t)blockIdx.x * width);

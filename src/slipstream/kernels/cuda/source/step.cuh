@@ -58,7 +58,10 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-// Let the next kernel of the step take free multiprocessors; it waits for this one's results.
+// Let the next kernel of the step take free multiprocessors; it waits for this one's results. Only
+// where the next kernel has much to do before it waits: a product that starts early fetches weights,
+// and the few loads of a norm or of attention would queue behind them (measured, 3.1 against 3.6 ms
+// a step of 12B shape).
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
