@@ -54,10 +54,12 @@ def draw_dense(n: int, k: int, dtype: str) -> DenseTensor:
 def unpack(packed: np.ndarray, layout: Layout) -> np.ndarray:
     """Return float32 of shape (n, k), read as the kernels read it, from the mma's definition."""
     out = np.zeros((layout.tiles * TILE, layout.num_chunks * CHUNK), np.float32)
-    pieces = packed.reshape(layout.tiles, -1, layout.piece_bytes)
+    shape = (layout.tiles, layout.splits, -1, layout.warps, layout.piece_bytes)
+    pieces = packed.reshape(shape).swapaxes(2, 3).reshape(layout.tiles, -1, layout.piece_bytes)
     codes_size = layout.piece_chunks * layout.code_bytes
-    codes = pieces[:, :, :codes_size].reshape(layout.tiles, layout.num_chunks, -1)
-    scales = pieces[:, :, codes_size:].reshape(layout.tiles, layout.num_chunks, -1)
+    shape = (layout.tiles, layout.num_chunks, -1)
+    codes = np.ascontiguousarray(pieces[:, :, :codes_size]).reshape(shape)
+    scales = np.ascontiguousarray(pieces[:, :, codes_size:]).reshape(shape)
     for lane in range(32):
         g, t = lane // 4, lane % 4
         for step in range(4):

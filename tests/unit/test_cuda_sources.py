@@ -7,7 +7,10 @@ import pytest
 pytest.importorskip("torch", reason="packing is done by torch")
 
 from slipstream.errors import LoadError
-from slipstream.kernels.cuda import compiler, packing
+from slipstream.kernels.cuda import compiler
+from slipstream.kernels.cuda.linear_kernels import LinearKernels
+from slipstream.kernels.cuda.packing import layout_of
+from slipstream.models.weights import Tensor
 from tests.unit.test_cuda_packing import draw_codes, draw_dense
 
 try:
@@ -15,11 +18,13 @@ try:
 except LoadError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_120", "sm_121")
-KERNELS = {
-    "linear_rows.cu": ("multirow<1>", "multirow<2>"),
-    "linear_tile.cu": ("tile<16>", "tile<128>"),
-    "linear_embed.cu": ("embed",),
+# Shared memory that a block may have on each architecture, from the CUDA programming guide.
+SHARED_BYTES = {
+    "sm_80": 166912,
+    "sm_89": 101376,
+    "sm_90": 232448,
+    "sm_120": 101376,
+    "sm_121": 101376,
 }
 PARTS = {
     "4 bits with bias": draw_codes(16, 3840, 4, 0, True, 64),
@@ -30,19 +35,15 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("source", KERNELS)
-def test_linear_kernels_compile(source: str, arch: str) -> None:
-    for part in PARTS.values():
-        defines = {
-            **packing.layout_of(part).defines(),
-            "STAGES": 2,
-            "AHEAD": 0,
-            "ABREAST": 2,
-            "TILE_STAGES": 3,
-        }
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_linear_kernels_compile(part: Tensor, arch: str) -> None:
+    device = compiler.Device(arch=arch, processors=48, shared_bytes=SHARED_BYTES[arch])
+    kernels = LinearKernels(layout_of(part), device, None)
+    builds = [kernels.rows_build(1), kernels.rows_build(2), kernels.embed_build()]
+    for source, names, macros in [*builds, kernels.tile_build(16), kernels.tile_build(128)]:
         cubin = compiler.compile_cubin(
-            compiler.SOURCES / source, names=KERNELS[source], arch=arch, defines=defines
+            compiler.SOURCES / source, names=names, arch=arch, defines=dict(macros)
         )
         assert cubin.image[:4] == b"\x7fELF"
         assert not cubin.log.strip()

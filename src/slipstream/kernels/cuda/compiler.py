@@ -29,7 +29,6 @@ from slipstream.errors import CapacityError, LoadError
 Dim3 = tuple[int, int, int]
 
 SOURCES = Path(__file__).parent / "source"
-POLICY = 0
 _CACHE_FORMAT = 1  # of the cubin files in the cache folder
 
 
@@ -243,13 +242,6 @@ class Kernel:
             shape.value.clusterDim.x = cluster
             shape.value.clusterDim.y = shape.value.clusterDim.z = 1
             attributes.append(shape)
-            if POLICY:
-                policy = driver.CUlaunchAttribute()
-                policy.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
-                policy.value.clusterSchedulingPolicyPreference = driver.CUclusterSchedulingPolicy(
-                    POLICY
-                )
-                attributes.append(policy)
         if overlap:
             early = driver.CUlaunchAttribute()
             ids = driver.CUlaunchAttributeID

@@ -15,12 +15,11 @@ from slipstream.kernels.cuda.compiler import SOURCES, Device, Kernel
 from slipstream.kernels.cuda.packing import CHUNK, TILE, Layout
 
 TILE_ROWS = (16, 32, 64, 128)
-AHEAD = 0
-ABREAST = 2
-_MAX_STAGES = 4  # pieces in flight a warp; more brought nothing
-_TILE_STAGES = 4
+_MAX_STAGES = 8  # of the ring
+_MOST_SUMS = 8  # tiles whose sums a block keeps until the cluster meets
+_FEWEST_TILE_STAGES = 3  # one multiplied, one prepared, one under way
+_MAX_TILE_STAGES = 4
 _SLOT_ROW = 20  # linear_rows.cu
-_BLOCK_RESERVE = 1024  # bytes of shared memory that the driver takes for each block
 _OUTPUT_WARPS = 4  # linear_tile.cu
 _EMBED_THREADS = 256
 
@@ -58,13 +57,27 @@ class LinearKernels:
         if tiles not in self._rows:
             self._rows[tiles] = self._load_rows(tiles)
         kernel, workers = self._rows[tiles]
-        kernel.launch(
-            (workers * self._blocks, -(-num_rows // rows_per_pass), 1),
-            (self._layout.warps * 32, 1, 1),
-            [*self._arguments(packed, x, out, residual, num_rows), rows_per_pass],
-            cluster=self._blocks,
-            overlap=self._device.has_clusters,
-        )
+        layout = self._layout
+        step = workers * _MOST_SUMS * TILE if layout.splits > 1 else layout.n
+        for first in range(0, layout.n, step):
+            n = min(step, layout.n - first)
+            kernel.launch(
+                (min(workers, -(-n // TILE)) * self._blocks, -(-num_rows // rows_per_pass), 1),
+                (self._rows_threads(tiles), 1, 1),
+                [
+                    packed[first // TILE * layout.tile_bytes :],
+                    x,
+                    out[:, first:],
+                    None if residual is None else residual[:, first:],
+                    n,
+                    layout.k,
+                    out.stride(0),
+                    num_rows,
+                    rows_per_pass,
+                ],
+                cluster=self._blocks,
+                overlap=self._device.has_clusters,
+            )
 
     def tile(
         self,
@@ -75,7 +88,9 @@ class LinearKernels:
         num_rows: int,
         tile_m: int,
     ) -> None:
-        """Launch `tile`."""
+        """Launch `tile`, of fewer rows where shared memory does not suffice."""
+        while self._tile_shared_bytes(tile_m, _FEWEST_TILE_STAGES) > self._device.shared_bytes:
+            tile_m //= 2
         if tile_m not in self._tiles:
             module = self._compile(self.tile_build(tile_m))
             shared = self._tile_shared_bytes(tile_m, self._tile_stages(tile_m))
@@ -103,64 +118,58 @@ class LinearKernels:
 
     def rows_build(self, tiles: int) -> Build:
         """Return what `multirow` and `gemv` are compiled from, for `tiles` tiles of 8 rows."""
-        macros = self._macros(STAGES=self._stages(tiles), AHEAD=AHEAD, ABREAST=ABREAST)
+        macros = self._macros(STAGES=self._stages(tiles), TEAMS=self._teams(tiles))
         return "linear_rows.cu", (f"multirow<{tiles}>",), macros
 
     def tile_build(self, tile_m: int) -> Build:
         """Return what `tile` is compiled from."""
-        macros = self._macros(STAGES=1, TILE_STAGES=self._tile_stages(tile_m))
+        macros = self._macros(TILE_STAGES=self._tile_stages(tile_m))
         return "linear_tile.cu", (f"tile<{tile_m}>",), macros
 
     def embed_build(self) -> Build:
         """Return what `embed` is compiled from."""
-        return "linear_embed.cu", ("embed",), self._macros(STAGES=1)
+        return "linear_embed.cu", ("embed",), self._macros()
 
     def _load_rows(self, tiles: int) -> tuple[Kernel, int]:
         """Return the kernel for `tiles` tiles of 8 rows, and how many workers share the outputs."""
-        module, name = self._compile(self.rows_build(tiles)), f"multirow<{tiles}>"
-        workers, stages = self._most_workers(), self._stages(tiles)
-        shared = self._rows_shared_bytes(tiles, stages, workers)
-        kernel = module.kernel(name, shared_bytes=shared)
-        if self._blocks > 1:
-            # A multiprocessor short of a whole cluster stays idle.
-            workers = min(workers, kernel.max_clusters(self._layout.warps * 32, self._blocks))
-            shared = self._rows_shared_bytes(tiles, stages, workers)
-            kernel = module.kernel(name, shared_bytes=shared)
-        return kernel, workers
+        module = self._compile(self.rows_build(tiles))
+        shared = self._rows_shared_bytes(tiles, self._stages(tiles))
+        kernel = module.kernel(f"multirow<{tiles}>", shared_bytes=shared)
+        workers = self._device.processors // self._blocks
+        if self._blocks > 1:  # a multiprocessor short of a whole cluster stays idle
+            workers = min(workers, kernel.max_clusters(self._rows_threads(tiles), self._blocks))
+        return kernel, min(workers, self._layout.tiles)
 
-    def _most_workers(self) -> int:
-        return min(self._layout.tiles, self._device.processors // self._blocks)
+    def _teams(self, tiles: int) -> int:
+        """Return the teams that a block has: two, if their inputs' registers fit."""
+        return 2 if tiles == 1 and 2 * self._layout.warps + 2 <= 32 else 1
+
+    def _rows_threads(self, tiles: int) -> int:
+        """Return the threads of a block: the teams, a warp that copies and one that adds."""
+        return (self._teams(tiles) * self._layout.warps + 2) * 32
 
     def _stages(self, tiles: int) -> int:
-        """Return the pieces that each warp keeps in flight, as shared memory allows."""
-        # Fewer clusters than this may fit; each then owns more tiles, hence the reserve.
-        workers = max(1, self._most_workers() * 3 // 4)
-        limit = self._device.shared_bytes
-        if (
-            tiles == 1
-        ):  # two blocks a multiprocessor, so that one kernel's start hides another's end
-            limit = limit // 2 - _BLOCK_RESERVE
+        """Return the stages of the ring, as shared memory allows."""
         for stages in range(_MAX_STAGES, 1, -1):
-            if self._rows_shared_bytes(tiles, stages, workers) <= limit:
+            if self._rows_shared_bytes(tiles, stages) <= self._device.shared_bytes:
                 return stages
         return 1
 
-    def _rows_shared_bytes(self, tiles: int, stages: int, workers: int) -> int:
+    def _rows_shared_bytes(self, tiles: int, stages: int) -> int:
         layout = self._layout
-        rings = layout.warps * stages * (layout.piece_bytes + 8) + 32  # and their barriers
+        ring = stages * (layout.warps * layout.piece_bytes + 16) + 32  # and their barriers
         slots = 2 * layout.warps * tiles * 8 * _SLOT_ROW * 4
-        input_sums = layout.warps * layout.chunks * self._groups * tiles * 8 * 4
+        input_sums = self._teams(tiles) * layout.warps * layout.chunks * self._groups * tiles * 32
         if layout.splits == 1:
-            return rings + slots + input_sums
+            return ring + slots + input_sums
         own_splits = layout.splits // self._blocks
-        block_sums = own_splits * -(-layout.tiles // workers) * tiles * 8 * TILE * 4
-        return rings + slots + input_sums + block_sums
+        return ring + slots + input_sums + own_splits * _MOST_SUMS * tiles * 8 * TILE * 4
 
     def _tile_stages(self, tile_m: int) -> int:
-        for stages in range(_TILE_STAGES, 3, -1):
+        for stages in range(_MAX_TILE_STAGES, _FEWEST_TILE_STAGES, -1):
             if self._tile_shared_bytes(tile_m, stages) <= self._device.shared_bytes:
                 return stages
-        return 3  # fits any device: 99 KB for float32 and 128 rows
+        return _FEWEST_TILE_STAGES
 
     def _tile_shared_bytes(self, tile_m: int, stages: int) -> int:
         layout = self._layout

@@ -6,10 +6,10 @@ a span into `warps` slices, one for each warp, a slice into `chunks` chunks. The
 added in order, then the spans': this cut depends on K alone, so every kernel adds alike.
 
 Within a chunk the order is that of use: for a lane its codes of all four steps lie together (16
-bytes at 4 bits), lanes follow each other, and the groups' scales and biases come last, so that a
-piece of a slice is one contiguous copy. Lane 4 g + t holds outputs g and g + 8. mma does not care
-which columns a step multiplies as long as both operands agree, so of each run of 32 columns (16 for
-groups of 16) lane t takes a contiguous quarter, and inputs load as whole vectors.
+bytes at 4 bits), lanes follow each other, and the groups' scales and biases come last. The same
+piece of all slices of a span is one contiguous copy. Lane 4 g + t holds outputs g and g + 8. mma
+does not care which columns a step multiplies as long as both operands agree, so of each run of 32
+columns (16 for groups of 16) lane t takes a contiguous quarter, and inputs load as whole vectors.
 
 Register i of A holds two columns of row g + 8 (i % 2). Its codes are, at 4 bits, nibbles
 2 (i % 2) + i / 2 and 4 more of the step's word, at 8 bits bytes i % 2 and 2 more of word i / 2.
@@ -106,9 +106,14 @@ class Layout:
         return self.splits * self.warps * self.chunks
 
     @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile of outputs."""
+        return self.num_chunks * (self.code_bytes + self.scale_bytes)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the packed matrix."""
-        return self.tiles * self.num_chunks * (self.code_bytes + self.scale_bytes)
+        return self.tiles * self.tile_bytes
 
     def defines(self) -> dict[str, int]:
         """Return the macros of `linear_layout.cuh`, those of the pipeline excepted."""
@@ -185,8 +190,7 @@ def pack_parts(parts: Sequence[Tensor], layout: Layout, device: torch.device | s
 
     `layout.n` is the number of their outputs together.
     """
-    row_bytes = layout.num_bytes // layout.tiles
-    packed = torch.empty((layout.tiles, row_bytes), dtype=torch.uint8, device=device)
+    packed = torch.empty((layout.tiles, layout.tile_bytes), dtype=torch.uint8, device=device)
     for first in range(0, layout.n, _BATCH_ROWS):
         last = min(first + _BATCH_ROWS, layout.n)
         batch = _pack_rows(_rows(parts, first, last), layout, device)
@@ -286,13 +290,19 @@ def _finish(codes: TorchTensor, scales: TorchTensor | None, layout: Layout) -> T
     """Put each piece's scales, int16 of shape (N, groups, 1 or 2), behind its codes."""
     tiles = len(codes)
     if scales is None:
-        return codes.reshape(tiles, -1)
+        return _order_pieces([codes], layout)
     width = scales.shape[2]
     flat = _pad(scales.flatten(1), layout.num_chunks * CHUNK // layout.group * width)
     placed = flat.view(tiles, 2, 8, layout.num_chunks, CHUNK // layout.group, width)
     placed = (
         placed.permute(0, 3, 4, 2, 1, 5).contiguous().view(torch.uint8)
     )  # chunk, group, g, lower
-    pieces = layout.num_chunks // layout.piece_chunks
-    both = (codes.reshape(tiles, pieces, -1), placed.reshape(tiles, pieces, -1))
-    return torch.cat(both, dim=2).view(tiles, -1)
+    return _order_pieces([codes, placed], layout)
+
+
+def _order_pieces(parts: Sequence[TorchTensor], layout: Layout) -> TorchTensor:
+    """Join what belongs to a piece, and bring the same piece of all slices of a span together."""
+    pieces = layout.chunks // layout.piece_chunks
+    shape = (len(parts[0]), layout.splits, layout.warps, pieces, -1)
+    joined = torch.cat([part.reshape(shape) for part in parts], dim=4)
+    return joined.transpose(2, 3).reshape(len(joined), -1)

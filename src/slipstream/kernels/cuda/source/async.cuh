@@ -1,7 +1,7 @@
 // Copies that run ahead of the arithmetic, and waiting for what other blocks and kernels did.
 //
-// From sm_90 on a warp's weights arrive by bulk copy, one instruction of one lane, and complete on an
-// mbarrier. Before that each lane copies 16 bytes at a time (cp.async) and waits for its groups.
+// From sm_90 on weights arrive by bulk copy, one instruction of one lane; before that each lane of the
+// copying warp copies 16 bytes at a time. Either way they complete on a barrier in shared memory.
 #pragma once
 
 #include "types.cuh"
@@ -67,80 +67,51 @@ __device__ __forceinline__ void wait_barrier(const u64* barrier, u32 parity) {
       : "memory");
 }
 
-// Fetch what will be read soon from memory to L2.
-__device__ __forceinline__ void prefetch_to_l2(const char* from, int bytes) {
+// Make barriers known to the copy engine and the rest of the cluster; a block barrier must follow.
+__device__ __forceinline__ void publish_barriers() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-// A warp's own ring of `stages` buffers of `bytes`, filled in order and read in order.
-template <int stages, int bytes>
-struct Ring {
-  char* buffers;
-  u64* barriers;
-  int lane;
-  u64 policy;
-  int filling = 0;
-  int reading = 0;
-  u32 parity = 0;
+#if __CUDA_ARCH__ >= 900
+constexpr int COPY_ARRIVALS = 1;
+#else
+constexpr int COPY_ARRIVALS = 32;
+#endif
 
-  static constexpr int shared_bytes = stages * bytes;
+// Copies by one warp that complete on a barrier of COPY_ARRIVALS arrivals.
+struct Copier {
+  int lane;
+  u64 policy = 0;
 
   // `once`: nobody will read the same bytes again soon, so they need not displace others in L2.
-  __device__ __forceinline__ Ring(char* buffers, u64* barriers, int lane, bool once)
-      : buffers(buffers), barriers(barriers), lane(lane), policy(0) {
+  __device__ __forceinline__ Copier(int lane, bool once) : lane(lane) {
 #if __CUDA_ARCH__ >= 900
     if (once) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     else asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    if (lane == 0) {
-      for (int stage = 0; stage < stages; ++stage) init_barrier(barriers + stage, 1);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
 #endif
   }
 
-  // Start filling the next buffer if `valid`; all lanes call it.
-  __device__ __forceinline__ void fill(const char* from, bool valid) {
-    char* to = buffers + filling * bytes;
+  // Copy a multiple of 16 bytes to shared memory; the whole warp calls it.
+  __device__ __forceinline__ void copy(char* to, const char* from, int bytes, u64* barrier) const {
 #if __CUDA_ARCH__ >= 900
-    if (valid && lane == 0) {
-      const u32 barrier = shared_address(barriers + filling);
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+    if (lane == 0) {
+      const u32 at = shared_address(barrier);
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
                    : "memory");
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
           "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-          "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+          "l"(from), "r"(bytes), "r"(at), "l"(policy)
           : "memory");
     }
-#else
-    if (valid)
-      for (int at = lane * 16; at < bytes; at += 512) copy_16(to + at, from + at);
-    commit_copies();
-#endif
-    filling = filling + 1 == stages ? 0 : filling + 1;
-  }
-
-  // Wait for the oldest filled buffer and return it; valid until the next `release`.
-  __device__ __forceinline__ const char* wait() {
-#if __CUDA_ARCH__ >= 900
-    wait_barrier(barriers + reading, parity);
-#else
-    wait_copies<stages - 1>();
     __syncwarp();
+#else
+    for (int at = lane * 16; at < bytes; at += 512) copy_16(to + at, from + at);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
 #endif
-    return buffers + reading * bytes;
-  }
-
-  // Give the buffer back; the warp has read all it wanted.
-  __device__ __forceinline__ void release() {
-    __syncwarp();
-    if (++reading == stages) {
-      reading = 0;
-      parity ^= 1;
-    }
   }
 };
 

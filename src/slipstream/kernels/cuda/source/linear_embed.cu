@@ -7,9 +7,10 @@
 
 __device__ __forceinline__ float element(const char* weight, int row, int column) {
   const int chunk = column / CHUNK, at = column % CHUNK;
-  const int piece = chunk / PIECE_CHUNKS, within = chunk % PIECE_CHUNKS;
-  const size_t slices = size_t(SPLITS) * WARPS;
-  const char* from = weight + (size_t(row / TILE) * slices * PIECES + piece) * PIECE_BYTES;
+  const int slice = chunk / CHUNKS, of_slice = chunk % CHUNKS;
+  const int piece = of_slice / PIECE_CHUNKS, within = of_slice % PIECE_CHUNKS;
+  const char* from = weight + (size_t(row / TILE) * SPLITS + slice / WARPS) * SPAN_BYTES +
+                     piece * LAYER_BYTES + slice % WARPS * PIECE_BYTES;
   const char* codes = from + within * CHUNK_CODE_BYTES;
 
   // Where packing put this column: the lane that holds it, and its place in the A operand.

@@ -111,25 +111,24 @@ struct GroupScale {
   }
 };
 
-// Add the products of `chunks` chunks to `sum`, for `tiles` tiles of 8 rows.
+// Add the products of a chunk to `sum`, for `tiles` tiles of 8 rows.
 //
-// The groups' chains of mma are independent: they advance side by side, since a single chain would
-// wait for each of its mma in turn. `columns.load(tile, step, b)` gives the B operand of a step,
-// counted from the first chunk; `input_sums` points at the sums of inputs of the groups, float32 of
-// shape (chunks * GROUPS, tiles, 8) in shared memory.
-template <int tiles, int chunks, class Columns>
-__device__ __forceinline__ void multiply_chunks(const char* codes, const char* scales,
-                                                const Columns& columns, const float* input_sums,
-                                                int lane, float (&sum)[tiles][4]) {
-  constexpr int groups = chunks * GROUPS;
-  float products[groups][tiles][4] = {};
+// `columns.load(tile, step, b)` gives the B operand of a step; `input_sums` points at the sums of
+// inputs of the groups, float32 of shape (GROUPS, tiles, 8) in shared memory. The groups' chains of
+// mma are independent and advance side by side.
+template <int tiles, class Columns>
+__device__ __forceinline__ void multiply_chunk(const char* codes, const char* scales,
+                                               const Columns& columns, const float* input_sums,
+                                               int lane, float (&sum)[tiles][4]) {
+  const ChunkCodes chunk(codes, lane);
+  float products[GROUPS][tiles][4] = {};
 #pragma unroll
   for (int group_step = 0; group_step < GROUP_STEPS; ++group_step) {
 #pragma unroll
-    for (int group = 0; group < groups; ++group) {
+    for (int group = 0; group < GROUPS; ++group) {
       const int step = group * GROUP_STEPS + group_step;
       u32 a[TERMS][4];
-      ChunkCodes(codes + step / STEPS * CHUNK_CODE_BYTES, lane).load(step % STEPS, a);
+      chunk.load(step, a);
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
         u32 b[2];
@@ -140,7 +139,7 @@ __device__ __forceinline__ void multiply_chunks(const char* codes, const char* s
     }
   }
 #pragma unroll
-  for (int group = 0; group < groups; ++group) {
+  for (int group = 0; group < GROUPS; ++group) {
     if constexpr (!QUANTIZED) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile)
@@ -176,7 +175,7 @@ __device__ __forceinline__ void finish_slice(float (&sum)[tiles][4]) {
   }
 }
 
-// Write the sums of a chunk's inputs for one tile of 8 rows, as `multiply_chunks` reads them.
+// Write the sums of a chunk's inputs for one tile of 8 rows, as `multiply_chunk` reads them.
 template <int tiles, class Columns>
 __device__ __forceinline__ void sum_inputs(const Columns& columns, int tile, float* input_sums,
                                            int lane) {

@@ -2,7 +2,7 @@
 //
 // Macros: KIND (4 and 8 bit codes, 16 bfloat16, 17 float16, 32 float32), GROUP, ZERO, HAS_BIAS (of
 // codes), CHUNKS (of 64 columns in a warp's slice), WARPS (slices in a block), SPLITS (blocks along
-// K), PIECE_CHUNKS (chunks that travel together), STAGES (pieces in flight).
+// K), PIECE_CHUNKS (chunks that travel together).
 #pragma once
 
 #include "types.cuh"
@@ -19,7 +19,8 @@ constexpr int GROUP_SCALE_BYTES = QUANTIZED ? TILE * 2 * (1 + HAS_BIAS) : 0;
 constexpr int CHUNK_SCALE_BYTES = GROUPS * GROUP_SCALE_BYTES;
 constexpr int PIECES = CHUNKS / PIECE_CHUNKS;
 constexpr int PIECE_BYTES = PIECE_CHUNKS * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
-constexpr int SLICE_BYTES = PIECES * PIECE_BYTES;
+constexpr int LAYER_BYTES = WARPS * PIECE_BYTES;  // one piece of every slice
+constexpr int SPAN_BYTES = PIECES * LAYER_BYTES;   // a block's part of a tile
 constexpr int RUN = GROUP == 16 ? 16 : 32;  // columns of which each of four lanes holds a quarter
 static_assert(CHUNKS % PIECE_CHUNKS == 0, "a slice holds whole pieces");
 

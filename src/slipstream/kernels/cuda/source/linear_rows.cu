@@ -1,17 +1,19 @@
 // y = x W^T for few rows: `multirow` reads the weights once for 8 or 16 rows, `gemv` once per row.
 //
-// A block stays on its multiprocessor and walks output tiles of 16. Warp w owns slice w of K: it
-// keeps that slice of the inputs in registers, its weights arrive through a ring of its own, and the
-// slices' sums meet in shared memory, added from the first to the last. Blocks of a cluster own
-// consecutive spans of K and add their sums in the same order. Weights depend on no kernel, so the
-// rings fill before the previous kernel has finished.
+// A block stays on its multiprocessor and walks output tiles of 16. One warp copies: a ring of stages,
+// each a piece of every slice of a tile, filled as fast as it is emptied. TEAMS of WARPS warps
+// multiply, teams taking turns at tiles: warp w owns slice w of K and keeps that slice of the inputs
+// in registers. One warp adds the slices' sums, from the first to the last, and writes the outputs.
+// Blocks of a cluster own consecutive spans of K and add their sums in the same order. Weights depend
+// on no kernel, so the ring fills before the previous kernel has finished.
 //
 // Each y of the grid serves `rows_per_pass` rows: 1 for gemv, 8 * tiles for multirow.
 
 #include "async.cuh"
 #include "linear_inner.cuh"
 
-constexpr int THREADS = WARPS * 32;
+constexpr int THREADS = (TEAMS * WARPS + 2) * 32;
+constexpr int SETS = 2;  // of slots: a team each, or one team's in turn
 constexpr int SLOT_ROW = 20;  // floats between rows of a slice's sums; 16 would collide in banks
 
 template <int tiles>
@@ -47,7 +49,7 @@ struct Inputs {
   }
 };
 
-// The inputs of the slice from one chunk on.
+// The inputs of one chunk of the slice.
 template <int tiles>
 struct ChunkInputs {
   const Inputs<tiles>& inputs;
@@ -59,204 +61,253 @@ struct ChunkInputs {
   }
 };
 
-// Multiply a piece whose first chunk is the slice's `chunk`, from chunk `at` of it on.
-template <int tiles, int at>
-__device__ __forceinline__ void multiply_piece(const char* codes, const char* scales,
-                                               const Inputs<tiles>& inputs, int chunk,
-                                               const float* input_sums, int lane,
-                                               float (&sum)[tiles][4]) {
-  constexpr int left = PIECE_CHUNKS - at;
-  if constexpr (left > 0) {
-    constexpr int abreast = tiles == 1 ? ABREAST : (ABREAST + 1) / 2;
-    constexpr int chunks = left < abreast ? left : abreast;
-    multiply_chunks<tiles, chunks>(codes + at * CHUNK_CODE_BYTES, scales + at * CHUNK_SCALE_BYTES,
-                                   ChunkInputs<tiles>{inputs, chunk + at},
-                                   input_sums + (chunk + at) * GROUPS * tiles * 8, lane, sum);
-    multiply_piece<tiles, at + chunks>(codes, scales, inputs, chunk, input_sums, lane, sum);
+// Load the first `left` of four floats, as one vector where `whole`.
+__device__ __forceinline__ void load_4(float (&values)[4], const float* from, int left,
+                                       bool whole) {
+  if (whole) {
+    const float4 vector = *reinterpret_cast<const float4*>(from);
+    values[0] = vector.x, values[1] = vector.y, values[2] = vector.z, values[3] = vector.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i < left) values[i] = from[i];
   }
 }
 
-// Where this warp's pieces lie, in the order in which it reads them: all pieces of a tile, all of the
-// block's tiles, all of its splits.
-struct Pieces {
-  const char* next;
-  size_t tile_step, split_step;  // bytes to the next tile, from behind the last tile to the next split
-  int own_tiles, tiles_left, pieces_left = PIECES, left;
+__device__ __forceinline__ void store_4(float* to, const float (&values)[4], int left,
+                                        bool whole) {
+  if (whole) {
+    *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i < left) to[i] = values[i];
+  }
+}
 
-  __device__ __forceinline__ Pieces(const char* weight, int first_tile, int tile_step, int split,
-                                    int warp, int own_tiles)
-      : next(weight + ((size_t(first_tile) * SPLITS + split) * WARPS + warp) * SLICE_BYTES),
-        tile_step(size_t(tile_step) * SPLITS * WARPS * SLICE_BYTES),
-        split_step(size_t(WARPS) * SLICE_BYTES), own_tiles(own_tiles), tiles_left(own_tiles),
-        left(own_tiles * OWN_SPLITS * PIECES) {}
+// What the roles of a block share.
+template <int tiles>
+struct Block {
+  static constexpr int slot = tiles * 8 * SLOT_ROW;  // floats of a slice's sums
+  static constexpr int sums_size = HAS_OFFSET ? CHUNKS * GROUPS * tiles * 8 : 0;
 
-  __device__ __forceinline__ void advance() {
-    --left;
-    next += PIECE_BYTES;
-    if (PIECES > 1 && --pieces_left != 0) return;
-    pieces_left = PIECES;
-    next += tile_step - SLICE_BYTES;
-    if (OWN_SPLITS > 1 && --tiles_left == 0) {
-      tiles_left = own_tiles;
-      next += split_step - own_tiles * tile_step;
+  char* ring;           // (STAGES, LAYER_BYTES)
+  u64 *full, *empty;    // STAGES each
+  u64 *written, *read;  // SETS each: slots hold all slices' sums; they have been added
+  float* slots;         // (SETS, WARPS, slot)
+  float* input_sums;    // (TEAMS, WARPS, sums_size)
+  float* block_sums;    // (OWN_SPLITS, own tiles, rows, TILE), where SPLITS > 1
+
+  int rank, worker, workers, num_tiles, own_tiles, rows;
+
+  __device__ __forceinline__ Block(char* shared, int n, int rows) : rows(rows) {
+    ring = shared;
+    full = reinterpret_cast<u64*>(shared + STAGES * LAYER_BYTES);
+    empty = full + STAGES;
+    written = empty + STAGES;
+    read = written + SETS;
+    slots = reinterpret_cast<float*>(read + SETS);
+    input_sums = slots + SETS * WARPS * slot;
+    block_sums = input_sums + TEAMS * WARPS * sums_size;
+    const int blocks = CLUSTERED ? SPLITS : 1;  // that share a tile
+    rank = blockIdx.x % blocks, worker = blockIdx.x / blocks, workers = gridDim.x / blocks;
+    num_tiles = (n + TILE - 1) / TILE;
+    own_tiles = (num_tiles - worker + workers - 1) / workers;
+  }
+
+  // Tiles in the order of work: all of a split, then all of the next.
+  __device__ __forceinline__ int turns() const { return own_tiles * OWN_SPLITS; }
+  __device__ __forceinline__ int split(int turn) const {
+    return OWN_SPLITS == 1 ? rank : rank + turn / own_tiles;
+  }
+  __device__ __forceinline__ int tile(int turn) const {
+    return worker + (OWN_SPLITS == 1 ? turn : turn % own_tiles) * workers;
+  }
+};
+
+// Fill the ring, from the first stage to the last, as stages become empty.
+template <int tiles>
+__device__ __forceinline__ void copy_weights(const Block<tiles>& block, const char* weight,
+                                             int lane) {
+  const Copier copier(lane, gridDim.y == 1);
+  int stage = 0;
+  u32 parity = 1;
+  for (int turn = 0; turn < block.turns(); ++turn) {
+    const char* from =
+        weight + (size_t(block.tile(turn)) * SPLITS + block.split(turn)) * SPAN_BYTES;
+    for (int piece = 0; piece < PIECES; ++piece) {
+      wait_barrier(block.empty + stage, parity);
+      copier.copy(block.ring + stage * LAYER_BYTES, from + piece * LAYER_BYTES, LAYER_BYTES,
+                  block.full + stage);
+      if (++stage == STAGES) {
+        stage = 0;
+        parity ^= 1;
+      }
     }
   }
-};
+}
 
-// The meeting of the slices' sums: two sets of slots, so that warps may run a tile ahead of the sum.
-struct Slots {
-  float* floats;   // (2, WARPS, rows of a pass, SLOT_ROW)
-  u64* full;       // 2: all slices are written
-  u64* empty;      // 2: the sums are taken
-  int set = 0;
-  u32 parity = 0;
+// Multiply one slice of every tile that is this team's turn.
+template <int tiles>
+__device__ __forceinline__ void multiply_slices(const Block<tiles>& block, const u16* x, int k,
+                                                int team, int warp, int lane) {
+  float* input_sums = block.input_sums + (team * WARPS + warp) * block.sums_size;
+  float* slot = block.slots + warp * block.slot + 2 * (lane & 3) * SLOT_ROW + (lane >> 2);
+  Inputs<tiles> inputs;
+  int split = -1;
+  for (int turn = team; turn < block.turns(); turn += TEAMS) {
+    if (split != block.split(turn)) {
+      split = block.split(turn);
+      inputs.read(x, (split * WARPS + warp) * CHUNKS * CHUNK, k, block.rows, lane);
+      if constexpr (HAS_OFFSET) {
+        __syncwarp();
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+          for (int tile = 0; tile < tiles; ++tile)
+            sum_inputs<tiles>(ChunkInputs<tiles>{inputs, chunk}, tile,
+                              input_sums + chunk * GROUPS * tiles * 8, lane);
+        __syncwarp();
+      }
+    }
 
-  __device__ __forceinline__ void advance() {
-    set ^= 1;
-    parity ^= set == 0;
+    float sum[tiles][4] = {};
+#pragma unroll
+    for (int piece = 0; piece < PIECES; ++piece) {
+      const u32 item = turn * PIECES + piece, stage = item % STAGES;
+      wait_barrier(block.full + stage, item / STAGES & 1);
+      const char* codes = block.ring + stage * LAYER_BYTES + warp * PIECE_BYTES;
+      const char* scales = codes + PIECE_CHUNKS * CHUNK_CODE_BYTES;
+#pragma unroll
+      for (int i = 0; i < PIECE_CHUNKS; ++i) {
+        const int chunk = piece * PIECE_CHUNKS + i;
+        multiply_chunk<tiles>(codes + i * CHUNK_CODE_BYTES, scales + i * CHUNK_SCALE_BYTES,
+                              ChunkInputs<tiles>{inputs, chunk},
+                              input_sums + chunk * GROUPS * tiles * 8, lane, sum);
+      }
+      __syncwarp();
+      if (lane == 0) arrive(block.empty + stage);
+    }
+    finish_slice(sum);
+
+    const int set = turn % SETS;
+    wait_barrier(block.read + set, (turn / SETS & 1) ^ 1);
+    float* to = slot + set * WARPS * block.slot;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        to[(tile * 8 + (i & 1)) * SLOT_ROW + 8 * (i >> 1)] = sum[tile][i];
+    __syncwarp();
+    if (lane == 0) arrive(block.written + set);
   }
-};
+}
+
+// Add the slices' sums of every tile; a lane adds four outputs of a row.
+template <int tiles>
+__device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out,
+                                           const float* residual, int n, int out_stride,
+                                           int lane) {
+  const int first = lane % 4 * 4;
+  const bool vectors =
+      (reinterpret_cast<size_t>(out) | reinterpret_cast<size_t>(residual)) % 16 == 0 &&
+      out_stride % 4 == 0;
+  for (int turn = 0; turn < block.turns(); ++turn) {
+    const int set = turn % SETS, output = block.tile(turn) * TILE + first;
+    const bool whole = vectors && output + 4 <= n;
+    float before[tiles][4] = {};
+    if (SPLITS == 1 && residual != nullptr) {
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        const int row = tile * 8 + lane / 4;
+        const float* from = residual + size_t(row) * out_stride + output;
+        if (row < block.rows) load_4(before[tile], from, n - output, whole);
+      }
+    }
+    wait_barrier(block.written + set, turn / SETS & 1);
+    float total[tiles][4];
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int row = tile * 8 + lane / 4;
+      if (row >= block.rows) continue;
+      const float* from = block.slots + set * WARPS * block.slot + row * SLOT_ROW + first;
+#pragma unroll
+      for (int slice = 0; slice < WARPS; ++slice) {
+        const float4 sums = *reinterpret_cast<const float4*>(from + slice * block.slot);
+        total[tile][0] = slice == 0 ? sums.x : total[tile][0] + sums.x;
+        total[tile][1] = slice == 0 ? sums.y : total[tile][1] + sums.y;
+        total[tile][2] = slice == 0 ? sums.z : total[tile][2] + sums.z;
+        total[tile][3] = slice == 0 ? sums.w : total[tile][3] + sums.w;
+      }
+    }
+    __syncwarp();
+    if (lane == 0) arrive(block.read + set);
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int row = tile * 8 + lane / 4;
+      if (row >= block.rows) continue;
+      if constexpr (SPLITS > 1) {
+        store_4(block.block_sums + (turn * block.rows + row) * TILE + first, total[tile], 4, true);
+      } else {
+        if (residual != nullptr)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) total[tile][i] += before[tile][i];
+        store_4(out + size_t(row) * out_stride + output, total[tile], n - output, whole);
+      }
+    }
+  }
+}
 
 template <int tiles>
-__global__ void __launch_bounds__(THREADS, tiles == 1 ? 2 : 1)
+__global__ void __launch_bounds__(THREADS, 1)
     multirow(const char* weight, const u16* x, float* out, const float* residual, int n, int k,
              int out_stride, int num_rows, int rows_per_pass) {
-  constexpr int slot = tiles * 8 * SLOT_ROW;
-  constexpr int sums_size = HAS_OFFSET ? CHUNKS * GROUPS * tiles * 8 : 0;
-
   extern __shared__ __align__(128) char shared[];
-  using WarpRing = Ring<STAGES, PIECE_BYTES>;
-  u64* barriers = reinterpret_cast<u64*>(shared + WARPS * WarpRing::shared_bytes);
-  Slots slots{reinterpret_cast<float*>(barriers + WARPS * STAGES + 4), barriers + WARPS * STAGES,
-              barriers + WARPS * STAGES + 2};
-  float* all_sums = slots.floats + 2 * WARPS * slot;  // (WARPS, sums_size)
-  float* block_sums = all_sums + WARPS * sums_size;   // (OWN_SPLITS, own tiles, rows, TILE)
-
-  const int lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // known to be the same in all lanes
-  const int blocks = CLUSTERED ? SPLITS : 1;               // that share a tile
-  const int rank = blockIdx.x % blocks, worker = blockIdx.x / blocks;
-  const int workers = gridDim.x / blocks;
-  const int num_tiles = (n + TILE - 1) / TILE;
-  const int own_tiles = (num_tiles - worker + workers - 1) / workers;
-
-  WarpRing ring(shared + warp * WarpRing::shared_bytes, barriers + warp * STAGES, lane,
-                gridDim.y == 1);
-  Pieces pieces(weight, worker, workers, rank, warp, own_tiles);
-  Pieces ahead = pieces;
-  auto prefetch = [&] {
-    if (ahead.left > 0 && lane == 0) prefetch_to_l2(ahead.next, PIECE_BYTES);
-    ahead.advance();
-  };
-  auto fill = [&] {
-    ring.fill(pieces.next, pieces.left > 0);
-    pieces.advance();
-    if (AHEAD > 0) prefetch();
-  };
-  for (int stage = 0; stage < STAGES; ++stage) {
-    ring.fill(pieces.next, pieces.left > 0);
-    pieces.advance();
-    ahead.advance();
-  }
-  for (int piece = 0; piece < AHEAD; ++piece) prefetch();
-
   const int first_row = blockIdx.y * rows_per_pass;
   const int rows = min(rows_per_pass, num_rows - first_row);
-  const int pairs = (rows + 1) / 2;  // of rows; a warp adds up one pair of rows of a tile at a time
-  if (threadIdx.x == 0) {
-    for (int set = 0; set < 2; ++set) {
-      init_barrier(slots.full + set, WARPS);
-      init_barrier(slots.empty + set, min(pairs, WARPS));
-    }
-  }
-  __syncthreads();
-
-  allow_next_kernel();
-  wait_for_previous_kernel();
-
+  const Block<tiles> block(shared, n, rows);
   x += size_t(first_row) * k;
   out += size_t(first_row) * out_stride;
   if (residual != nullptr) residual += size_t(first_row) * out_stride;
-  float* input_sums = all_sums + warp * sums_size;
-  float* own_slot = slots.floats + warp * slot + 2 * (lane & 3) * SLOT_ROW + (lane >> 2);
-  int first_pair = warp;  // that this warp adds up; turns with the tiles, so that all take part
 
-  for (int own_split = 0; own_split < OWN_SPLITS; ++own_split) {
-    const int split = rank + own_split;
-    Inputs<tiles> inputs;
-    inputs.read(x, (split * WARPS + warp) * CHUNKS * CHUNK, k, rows, lane);
-    if constexpr (HAS_OFFSET) {
-      __syncwarp();
-#pragma unroll
-      for (int chunk = 0; chunk < CHUNKS; ++chunk)
-#pragma unroll
-        for (int tile = 0; tile < tiles; ++tile)
-          sum_inputs<tiles>(ChunkInputs<tiles>{inputs, chunk}, tile,
-                            input_sums + chunk * GROUPS * tiles * 8, lane);
-      __syncwarp();
+  const int lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      init_barrier(block.full + stage, COPY_ARRIVALS);
+      init_barrier(block.empty + stage, WARPS);
     }
-
-    for (int own = 0; own < own_tiles; ++own) {
-      float sum[tiles][4] = {};
-#pragma unroll
-      for (int piece = 0; piece < PIECES; ++piece) {
-        const char* codes = ring.wait();
-        const char* scales = codes + PIECE_CHUNKS * CHUNK_CODE_BYTES;
-        multiply_piece<tiles, 0>(codes, scales, inputs, piece * PIECE_CHUNKS, input_sums, lane, sum);
-        ring.release();
-        fill();
-      }
-
-      finish_slice(sum);
-      wait_barrier(slots.empty + slots.set, slots.parity ^ 1);
-      float* to = own_slot + slots.set * WARPS * slot;
-#pragma unroll
-      for (int tile = 0; tile < tiles; ++tile)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          to[(tile * 8 + (i & 1)) * SLOT_ROW + 8 * (i >> 1)] = sum[tile][i];
-      __syncwarp();
-      if (lane == 0) arrive(slots.full + slots.set);
-
-      if (first_pair < pairs) {
-        const int output = (worker + own * workers) * TILE + lane % TILE;
-        const bool write = SPLITS == 1 && output < n;
-        for (int pair = first_pair; pair < pairs; pair += WARPS) {
-          const int row = pair * 2 + lane / TILE;
-          const size_t at = size_t(row) * out_stride + output;
-          float before = 0.0f;
-          if (write && row < rows && residual != nullptr) before = residual[at];
-          if (pair == first_pair) wait_barrier(slots.full + slots.set, slots.parity);
-          const float* from = slots.floats + slots.set * WARPS * slot + row * SLOT_ROW + lane % TILE;
-          float total = from[0];
-#pragma unroll
-          for (int other = 1; other < WARPS; ++other) total += from[other * slot];
-          if (row >= rows) continue;
-          if (SPLITS > 1)
-            block_sums[((own_split * own_tiles + own) * rows + row) * TILE + lane % TILE] = total;
-          else if (write)
-            out[at] = residual != nullptr ? total + before : total;
-        }
-        __syncwarp();
-        if (lane == 0) arrive(slots.empty + slots.set);
-      }
-      slots.advance();
-      first_pair = first_pair < pairs ? first_pair + WARPS - pairs % WARPS : first_pair - pairs;
-      if (first_pair >= WARPS) first_pair -= WARPS;
+    for (int set = 0; set < SETS; ++set) {
+      init_barrier(block.written + set, WARPS);
+      init_barrier(block.read + set, 1);
     }
+    publish_barriers();
+  }
+  __syncthreads();
+  allow_next_kernel();
+
+  if (warp == TEAMS * WARPS) {
+    copy_weights(block, weight, lane);
+    wait_for_previous_kernel();
+  } else {
+    wait_for_previous_kernel();
+    if (warp < TEAMS * WARPS) multiply_slices(block, x, k, warp / WARPS, warp % WARPS, lane);
+    else add_slices(block, out, residual, n, out_stride, lane);
   }
 
   if constexpr (SPLITS > 1) {
     __syncthreads();
     if constexpr (CLUSTERED) meet_cluster();
-    const int size = own_tiles * rows * TILE;
-    for (int at = threadIdx.x + rank * THREADS; at < size; at += THREADS * blocks) {
-      const int row = at / TILE % rows, own = at / (rows * TILE);
-      const int output = (worker + own * workers) * TILE + at % TILE;
+    const int blocks = CLUSTERED ? SPLITS : 1;
+    const int size = block.own_tiles * rows * TILE;
+    for (int at = threadIdx.x + block.rank * THREADS; at < size; at += THREADS * blocks) {
+      const int row = at / TILE % rows;
+      const int output = block.tile(at / (rows * TILE)) * TILE + at % TILE;
       if (output >= n) continue;
-      float total = CLUSTERED ? read_cluster(block_sums + at, 0) : block_sums[at];
+      const float* sums = block.block_sums + at;
+      float total = CLUSTERED ? read_cluster(sums, 0) : sums[0];
       for (int split = 1; split < SPLITS; ++split)
-        total += CLUSTERED ? read_cluster(block_sums + at, split) : block_sums[split * size + at];
+        total += CLUSTERED ? read_cluster(sums, split) : sums[split * size];
       const size_t to = size_t(row) * out_stride + output;
       out[to] = residual != nullptr ? total + residual[to] : total;
     }

@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
   out += size_t(first_row) * out_stride;
   if (residual != nullptr) residual += size_t(first_row) * out_stride;
 
-  // Each thread copies one vector of the inputs of a few rows, each warp its tile's codes: a tile's
-  // chunks follow each other in memory.
+  // Each thread copies one vector of the inputs of a few rows, each warp the codes of its outputs.
   constexpr int parts = CHUNK / 8, rows_at_once = threads / parts;
   const int part = threadIdx.x % parts, part_row = threadIdx.x / parts;
   int column = rank * WARPS * CHUNKS * CHUNK;
@@ -93,9 +92,9 @@ __global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
                     ((part / (RUN / 8) * all_rows + part_row) * (RUN / 8) + part % (RUN / 8)) * 16;
   const bool copies_codes = row_warp == 0 && first_tile + output_warp < num_tiles;
   const char* piece_from =
-      weight + (size_t(first_tile + output_warp) * SPLITS + rank) * WARPS * SLICE_BYTES;
+      weight + (size_t(first_tile + output_warp) * SPLITS + rank) * SPAN_BYTES;
   char* codes_to = shared + output_warp * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
-  int within = 0, filling = 0, num_copied = 0;
+  int within = 0, piece = 0, piece_slice = 0, filling = 0, num_copied = 0;
   auto copy_chunk = [&] {
     if (num_copied < total_chunks) {
       const int stage = filling * stage_bytes;
@@ -116,7 +115,17 @@ __global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
       }
       inputs_from += CHUNK;
       column += CHUNK;
-      if (++within == PIECE_CHUNKS) within = 0, piece_from += PIECE_BYTES;
+      if (++within == PIECE_CHUNKS) {
+        within = 0;
+        if (++piece < PIECES) {
+          piece_from += LAYER_BYTES;
+        } else {
+          piece = 0;
+          if (++piece_slice == WARPS) piece_slice = 0;
+          // The next slice's first piece; behind the last slice follows the next span.
+          piece_from += PIECE_BYTES - (piece_slice == 0 ? 0 : (PIECES - 1) * LAYER_BYTES);
+        }
+      }
       filling = filling + 1 == TILE_STAGES ? 0 : filling + 1;
       ++num_copied;
     }
@@ -158,7 +167,7 @@ __global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
                         output_warp * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
     const SharedInputs<all_rows> columns{shared + stage * stage_bytes + CODE_BYTES,
                                          row_warp * tiles * 8, lane};
-    multiply_chunks<tiles, 1>(codes, codes + CHUNK_CODE_BYTES, columns,
+    multiply_chunk<tiles>(codes, codes + CHUNK_CODE_BYTES, columns,
                           input_sums + index % 2 * sums_size + row_warp * GROUPS * tiles * 8, lane,
                           sum);
 
