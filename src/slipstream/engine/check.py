@@ -47,6 +47,7 @@ class Limits:
         num_pages: KV pages of the whole pool.
         k: the engine's own k setting; a request may only lower it.
         model_stop_ids: ids that end a reply unless the request ignores them.
+        steps_sample: a step chooses sampled tokens itself where its logits alone decide.
     """
 
     vocab_size: int
@@ -54,6 +55,7 @@ class Limits:
     num_pages: int
     k: KSetting
     model_stop_ids: frozenset[int]
+    steps_sample: bool = False
 
 
 def check_request(
@@ -98,6 +100,7 @@ def check_request(
             bad_words_ids=bad_words,
             kernel=kernel,
         )
+        by_step = sampler.is_argmax or (limits.steps_sample and sampler.is_plain)
         request = Request(
             id=request_id,
             number=number,
@@ -114,7 +117,7 @@ def check_request(
             drafter_name=name,
             drafter_failure=failure,
             sampler=sampler,
-            history=None if sampler.is_argmax else sampler.history(ids),
+            history=None if by_step else sampler.history(ids),
             min_tokens=params.min_tokens,
             reports_logprobs=params.logprobs is not None,
             num_choices=params.n,

@@ -27,7 +27,7 @@ from slipstream.engine.prompt import Prompt, Template, prompt_ids
 from slipstream.engine.reply import last_chunk, make_chunk, make_reply
 from slipstream.engine.request import Request
 from slipstream.engine.round import Round, padding_multiple
-from slipstream.engine.sampling import PickKernel, native_kernel, reference_kernel
+from slipstream.engine.sampling import PickKernel, built_isa, native_kernel, reference_kernel
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
@@ -76,6 +76,7 @@ class Engine(Front):
             num_pages=target.kv.num_pages,
             k=config.k,
             model_stop_ids=frozenset(tokenizer.stop_ids),
+            steps_sample=getattr(target.step, "samples", False),
         )
         self.pairing = pairing or Pairing.fresh(config, make_drafter)
         self.policy = self.pairing.policy
@@ -296,6 +297,11 @@ class Engine(Front):
 
 
 def _pick_kernel(target: Target) -> PickKernel:
-    """Return the sampler's kernel: compiled on the cpu back end, else numpy; the bytes agree."""
+    """Return the sampler's kernel: compiled where it is built, else numpy; the bytes agree.
+
+    The reference back end stays numpy throughout.
+    """
     isa = getattr(target.backend, "isa", None)
+    if getattr(target.backend, "name", None) == "cuda":  # for what a step does not sample itself
+        isa = built_isa()
     return reference_kernel() if isa is None else native_kernel(isa)

@@ -9,6 +9,7 @@ from slipstream.engine.accept import accept_drafts, cut
 from slipstream.engine.budget import RowBudget, share_out
 from slipstream.engine.pages import PagePool
 from slipstream.engine.round import Round, pack
+from slipstream.engine.sampling import no_token
 from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
 from slipstream.errors import SlipstreamError
@@ -208,6 +209,9 @@ def _picked(part: Round) -> tuple[int, list[int]]:
     """Return the accepted count and the target's choices, the accepted drafts and one more."""
     request = part.request
     if request.history is None:
-        return accept_drafts(part.drafts, part.target_ids)
+        accepted, emitted = accept_drafts(part.drafts, part.target_ids)
+        if emitted[-1] < 0:  # no draft is, so the target's choice is the last
+            raise no_token(len(request.sequence.token_ids) + accepted)
+        return accepted, emitted
     emitted = request.sampler.pick_run(part.logits, request.history, part.drafts)
     return len(emitted) - 1, emitted

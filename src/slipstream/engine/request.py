@@ -31,7 +31,7 @@ class Request:
         drafter: None without one, or once it failed.
         drafter_name: what reports call it, "none" for none.
         drafter_failure: why the drafter was dropped, None if it was not.
-        history: what the sampler goes by; None where a step's own argmax is what it would pick.
+        history: what the sampler goes by; None where a step's own choice is what it would pick.
         min_tokens: a stop string does not end the reply before it has that many tokens.
         logprobs: one entry per token, if they are reported.
         error: why it cannot go on, set where it ends with finish_reason "error".
@@ -67,6 +67,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens that it may still emit."""
         return self.limit - self.sequence.num_generated
+
+    @property
+    def sampled_by_step(self) -> bool:
+        """Whether a step picks its tokens, by the sampler's settings."""
+        return self.history is None and not self.sampler.is_argmax
 
     @property
     def reads_logits(self) -> bool:

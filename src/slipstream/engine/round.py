@@ -14,11 +14,12 @@ import numpy as np
 
 from slipstream.config import EngineConfig
 from slipstream.engine.request import Request
-from slipstream.engine.sampling import TokenLogprobs
-from slipstream.kernels.ops import F32, Rows
+from slipstream.engine.sampling import PickSettings, TokenLogprobs
+from slipstream.kernels.ops import F32, Picks, Rows
 from slipstream.policy.base import RoundOutcome, RoundView
 
 PADDING_POSITION = -1
+ARGMAX = PickSettings(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -36,7 +37,7 @@ class Round:
         drafts: what is verified, at most k tokens.
         logits: raw logits after the last input and after each draft, float32 of shape (k + 1, V);
             gone with the next forward. Empty where the request reads none.
-        target_ids: their argmax.
+        target_ids: their argmax, or what the step picked.
         accepted: length of the accepted prefix of `drafts`.
         emitted: the tokens that the request gains.
         text: the text that becomes final with them.
@@ -179,6 +180,32 @@ def pack(batch: Sequence[Round], *, pad_to: int = 1) -> Rows:
         sequences=rows[2],
         page_table=_page_table(batch),
         logit_rows=np.array(logit_rows, np.int32),
+        picks=_picks(batch),
+    )
+
+
+def _picks(batch: Sequence[Round]) -> Picks | None:
+    """Return how the step samples, None where no request leaves that to it."""
+    if not any([part.request.sampled_by_step for part in batch]):  # noqa: C419 - in every step
+        return None
+    rows: list[PickSettings] = []
+    positions: list[int] = []
+    for part in batch:
+        request, first = part.request, len(part.request.sequence.token_ids)
+        own = request.sampler.settings() if request.sampled_by_step else ARGMAX
+        rows += [own] * part.num_logits
+        positions += range(first, first + part.num_logits)
+    if not rows:
+        return None
+    temperatures, top_k, top_p, min_p, seeds, choices = zip(*rows, strict=True)
+    return Picks(
+        temperatures=np.array(temperatures, np.float32),
+        top_k=np.array(top_k, np.int32),
+        top_p=np.array(top_p, np.float64),
+        min_p=np.array(min_p, np.float64),
+        seeds=np.array(seeds, np.uint64),
+        choices=np.array(choices, np.uint32),
+        positions=np.array(positions, np.uint32),
     )
 
 

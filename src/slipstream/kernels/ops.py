@@ -35,6 +35,22 @@ PAGE_SIZE = 16  # positions a KV page holds; one AVX-512 vector of float32 score
 
 
 @dataclass(frozen=True, kw_only=True)
+class Picks:
+    """How the tokens of a step are chosen where the step itself samples; see engine/sampling.
+
+    Every array has shape (L,), an entry for each logit row. A temperature of 0 is plain argmax.
+    """
+
+    temperatures: F32
+    top_k: Int32  # 0 keeps all
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float64]
+    seeds: npt.NDArray[np.uint64]
+    choices: npt.NDArray[np.uint32]
+    positions: npt.NDArray[np.uint32]  # of the token that is to be chosen
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rows:
     """The rows of one packed forward.
 
@@ -45,6 +61,7 @@ class Rows:
         sequences: int32 of shape (R,), the row of `page_table` that each row reads and writes.
         page_table: int32 of shape (S, P); entry [s, i] is the page of positions [16 i, 16 i + 16).
         logit_rows: int32 of shape (L,), the rows whose logits are wanted, ascending.
+        picks: how to sample; None, the only choice of back ends without `samples`, never samples.
     """
 
     token_ids: Int32
@@ -52,6 +69,7 @@ class Rows:
     sequences: Int32
     page_table: Int32
     logit_rows: Int32
+    picks: Picks | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +78,8 @@ class StepResult:
 
     Attributes:
         logits: float32 of shape (L, V). A device may fetch them when they are first read.
-        argmax: int32 of shape (L,); equal logits resolve to the lowest id.
+        argmax: int32 of shape (L,); equal logits resolve to the lowest id. Where `Rows.picks`
+            samples a row, its pick, -1 if no logit is finite or one is +inf.
     """
 
     logits: F32

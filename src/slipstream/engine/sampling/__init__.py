@@ -5,19 +5,22 @@ turn penalties, bias and bans into replaced logits, and `Sampler` picks the toke
 """
 
 from slipstream.engine.sampling.history import RowHistory
-from slipstream.engine.sampling.kernel import PickKernel, native_kernel, reference_kernel
+from slipstream.engine.sampling.kernel import PickKernel, built_isa, native_kernel, reference_kernel
 from slipstream.engine.sampling.processors import Processors
-from slipstream.engine.sampling.sampler import Sampler
+from slipstream.engine.sampling.sampler import PickSettings, Sampler, no_token
 from slipstream.engine.sampling.validation import validate_sampling
 from slipstream.types import TokenLogprobs
 
 __all__ = [
     "PickKernel",
+    "PickSettings",
     "Processors",
     "RowHistory",
     "Sampler",
     "TokenLogprobs",
+    "built_isa",
     "native_kernel",
+    "no_token",
     "reference_kernel",
     "validate_sampling",
 ]

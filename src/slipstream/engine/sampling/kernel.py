@@ -99,3 +99,12 @@ def native_kernel(isa: str) -> PickKernel:
         ImportError: the compiled kernels are missing.
     """
     return _Native(isa)
+
+
+def built_isa() -> str | None:
+    """Return the best ISA path of the compiled kernels here, None where there are none."""
+    try:
+        from slipstream.kernels.cpu import _native
+    except ImportError:
+        return None
+    return "avx512" if _native.avx512_supported() else "portable"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,17 @@ from slipstream.engine.sampling.reference import Bool
 from slipstream.errors import SlipstreamError
 from slipstream.kernels.ops import F32
 from slipstream.types import SamplingParams, TokenLogprobs
+
+
+class PickSettings(NamedTuple):
+    """What a pick goes by besides row and position."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    choice: int
 
 
 class Sampler:
@@ -67,6 +79,22 @@ class Sampler:
         """
         return bool(np.float32(self._temperature) == 0) and self._processors.idle
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a row's logits, its position and the settings alone decide on its token."""
+        return self._processors.idle
+
+    def settings(self) -> PickSettings:
+        """Return what a pick goes by besides row and position."""
+        return PickSettings(
+            temperature=float(np.float32(self._temperature)),
+            top_k=self._top_k,
+            top_p=self._top_p,
+            min_p=self._min_p,
+            seed=self._seed,
+            choice=self._choice,
+        )
+
     def history(self, prompt_ids: Iterable[int]) -> RowHistory:
         """Return a history that keeps what this sampler needs."""
         counts = self._processors.counts_tokens
@@ -99,7 +127,7 @@ class Sampler:
             key=NoiseKey(seed=self._seed, choice=self._choice, position=position),
         )
         if token < 0:
-            raise _no_token(position)
+            raise no_token(position)
         return token
 
     def pick_run(
@@ -136,7 +164,7 @@ class Sampler:
         """
         summary = self._kernel.summarize(logits, self._num_top)
         if summary is None:
-            raise _no_token(None)
+            raise no_token(None)
         largest, total, top = summary
         log_total = math.log(total)
 
@@ -153,7 +181,8 @@ class Sampler:
         )
 
 
-def _no_token(position: int | None) -> SlipstreamError:
+def no_token(position: int | None) -> SlipstreamError:
+    """Return the error of a row without a token."""
     where = "" if position is None else f" at position {position}"
     return SlipstreamError(
         f"a row{where} must have a finite largest logit, got none",

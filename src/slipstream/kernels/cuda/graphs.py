@@ -16,11 +16,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
 from slipstream.kernels.cuda.inputs import Inputs
-from slipstream.kernels.ops import F32, Int32, Rows, StepResult
+from slipstream.kernels.cuda.sampling import DeviceSampler
+from slipstream.kernels.ops import F32, Int32, Picks, Rows, StepResult
 
 # Launches a kernel for (rows of the forward, rows whose logits are wanted), each a bucket.
 Launch = Callable[[int, int], None]
@@ -48,6 +50,8 @@ class DeviceResult(StepResult):
 class CudaStep:
     """Replays a recorded forward."""
 
+    samples = True  # takes `Rows.picks`
+
     def __init__(
         self,
         launches: list[Launch],
@@ -58,9 +62,12 @@ class CudaStep:
         max_rows: int,
         max_logits: int,
         workspace_bytes: int,
+        cache: Path | None,
     ) -> None:
         self.max_rows, self.max_logits = max_rows, max_logits
         self.workspace_bytes = workspace_bytes
+        self._cache = cache
+        self._sampler: DeviceSampler | None = None
         self._launches, self._inputs = launches, inputs
         self._logits, self._argmax = logits, argmax
         self._argmax_numpy = argmax.numpy()
@@ -89,14 +96,22 @@ class CudaStep:
             self._graphs.clear()
         self._inputs.send(rows, num_rows, num_logits)
         graph = self._graphs.get((num_rows, num_logits))
-        if graph is None:
-            self._run(num_rows, num_logits)
-            torch.cuda.current_stream().synchronize()
-            self._graphs[num_rows, num_logits] = self._capture(num_rows, num_logits)
-        else:
+        if graph is not None:
             graph.replay()
-            torch.cuda.current_stream().synchronize()
+        else:
+            self._run(num_rows, num_logits)
+        if rows.picks is not None and wanted:
+            self._sample(rows.picks)
+        torch.cuda.current_stream().synchronize()
+        if graph is None:
+            self._graphs[num_rows, num_logits] = self._capture(num_rows, num_logits)
         return DeviceResult(self._argmax_numpy[:wanted], lambda: self._fetch(wanted))
+
+    def _sample(self, picks: Picks) -> None:
+        """Replace argmax by picks where rows are sampled."""
+        if self._sampler is None:
+            self._sampler = DeviceSampler(self._logits, self._argmax, self._cache)
+        self._sampler.launch(picks)
 
     def _run(self, num_rows: int, num_logits: int) -> None:
         for launch in self._launches:

@@ -57,6 +57,7 @@ class StepKernels:
     Attributes:
         attention: returns the kernels of a padded head size.
         overlap: kernels may start while the one before still runs.
+        cache: folder of compiled kernels, None for none.
     """
 
     rms_norm: Kernel
@@ -67,6 +68,7 @@ class StepKernels:
     argmax: Kernel
     attention: Callable[[int], AttentionKernel]
     overlap: bool
+    cache: Path | None
 
     @classmethod
     def load(cls, cache: Path | None) -> StepKernels:
@@ -82,6 +84,7 @@ class StepKernels:
             argmax=argmax.kernel("argmax"),
             attention=partial(_load_attention, cache=cache),
             overlap=current_device().has_clusters,
+            cache=cache,
         )
 
 

@@ -189,6 +189,7 @@ class Recorder:
             max_rows=self._max_rows,
             max_logits=self._max_logits,
             workspace_bytes=self._workspace_bytes + self._inputs.num_bytes,
+            cache=self._kernels.cache,
         )
 
     def _product(
