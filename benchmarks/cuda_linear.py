@@ -2,8 +2,9 @@
 
 Every number is the median over replays of a CUDA graph that multiplies by one weight set after the
 other, so many that none is still in L2 when its turn comes again. The bound is the bytes of the
-packed weight at the bandwidth of a device-to-device copy in the same run. torch's int4 kernel and a
-bf16 `torch.mm` multiply the same shapes in the same way.
+packed weight at the bandwidth of a device-to-device copy in the same run. "upcoming" is `multirow`
+told which weight is read next. torch's int4 kernel and a bf16 `torch.mm` multiply the same shapes in
+the same way.
 
     python benchmarks/cuda_linear.py [--quick] [--shapes 4096x4096] [--json FILE]
 """
@@ -11,6 +12,7 @@ bf16 `torch.mm` multiply the same shapes in the same way.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
 import statistics
@@ -117,18 +119,31 @@ def measure_shape(n: int, k: int, copy_rate: float, *, quick: bool) -> dict[str,
     x = torch.randn(most, k, device="cuda").bfloat16()
     out = torch.empty(most, n, device="cuda")
 
-    def seconds(rows: int, kernel: str, tile_m: int = 16) -> float:
-        return time_each(
-            lambda i: linear(x, weights[i], out, num_rows=rows, kernel=kernel, tile_m=tile_m), sets
-        )
+    def seconds(rows: int, kernel: str, tile_m: int = 16, *, hint: bool = False) -> float:
+        def multiply(i: int) -> None:
+            upcoming = weights[(i + 1) % sets] if hint else None
+            linear(
+                x,
+                weights[i],
+                out,
+                num_rows=rows,
+                kernel=kernel,
+                tile_m=tile_m,
+                upcoming=upcoming,
+            )
+
+        return time_each(multiply, sets)
 
     few: Sequence[int] = (1, 8, 16) if quick else range(1, 17)
     times = {"multirow": {rows: seconds(rows, "multirow") for rows in few}}
+    times["upcoming"] = {rows: seconds(rows, "multirow", hint=True) for rows in few}
+    if not quick:
+        times["multirow"] |= {rows: seconds(rows, "multirow") for rows in PREFILL_ROWS}
     times["gemv"] = {rows: seconds(rows, "gemv") for rows in ((1, 4) if quick else few)}
     for tile_m in (16, 32, 64, 128):
         some = [1, 8, 16, *(rows for rows in PREFILL_ROWS if rows >= tile_m)]
         times[f"tile{tile_m}"] = {rows: seconds(rows, "tile", tile_m) for rows in some}
-    one = times["multirow"][1]
+    one, hinted = times["multirow"][1], times["upcoming"][1]
     return {
         "n": n,
         "k": k,
@@ -137,8 +152,10 @@ def measure_shape(n: int, k: int, copy_rate: float, *, quick: bool) -> dict[str,
         "us_at_1_row": one * 1e6,
         "tb_per_s": probe.num_bytes / one * 1e-12,
         "share_of_copy": probe.num_bytes / one / copy_rate,
+        "share_of_copy_upcoming": probe.num_bytes / hinted / copy_rate,
         "us": {name: {r: t * 1e6 for r, t in by_rows.items()} for name, by_rows in times.items()},
         "times_1_row": {r: t / one for r, t in times["multirow"].items()},
+        "times_1_row_upcoming": {r: t / hinted for r, t in times["upcoming"].items()},
         "torch_us": {} if quick else torch_times(n, k, x),
     }
 
@@ -168,17 +185,27 @@ def torch_times(n: int, k: int, x: torch.Tensor) -> dict[str, dict[int, float]]:
 
 def print_shape(result: dict[str, Any]) -> None:
     """Print one shape's lines."""
-    us, ratio = result["us"], result["times_1_row"]
+    us, ratio, hinted = result["us"], result["times_1_row"], result["times_1_row_upcoming"]
     print(
         f"{result['n']:>6} x {result['k']:<6} {result['us_at_1_row']:7.2f} us  "
         f"{result['tb_per_s']:.2f} TB/s  {result['share_of_copy']:.0%} of copy   "
-        f"T(8)/T(1) {ratio[8]:.2f}  T(16)/T(1) {ratio[16]:.2f}"
+        f"T(8)/T(1) {ratio[8]:.2f}  T(16)/T(1) {ratio[16]:.2f}   next weight named: "
+        f"{us['upcoming'][1]:.2f} us  {result['share_of_copy_upcoming']:.0%}  "
+        f"{hinted[8]:.2f}  {hinted[16]:.2f}"
     )
     for name, by_rows in us.items():
         print(f"    {name:9}", "  ".join(f"{r}: {t:.1f}" for r, t in by_rows.items()))
     for name, by_rows in result["torch_us"].items():
         print(f"    torch {name:9}", "  ".join(f"{r}: {t:.1f}" for r, t in by_rows.items()))
     sys.stdout.flush()
+
+
+def sources_digest() -> str:
+    """Return a hash of the kernels' sources."""
+    digest = hashlib.sha256()
+    for path in sorted(compiler.SOURCES.glob("linear*")) + [compiler.SOURCES / "async.cuh"]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def main() -> None:
@@ -207,6 +234,7 @@ def main() -> None:
                 "torch": torch.__version__,
                 "nvrtc": compiler.nvrtc_version(),
                 "python": platform.python_version(),
+                "sources_sha256": sources_digest(),
                 "weights": "4 bits, groups of 64 with bias, random",
             },
             "copy_tb_per_s": copy_rate * 1e-12,

@@ -91,6 +91,7 @@ def linear(
     num_rows: int,
     kernel: str = "auto",
     tile_m: int = 16,
+    upcoming: CudaWeight | None = None,
 ) -> None:
     """Write x @ weight.T, plus residual if given, to the first `num_rows` rows of `out`.
 
@@ -102,6 +103,8 @@ def linear(
         num_rows: rows to compute; the others of `out` stay as they are.
         kernel: one of KERNELS; the bytes are the same.
         tile_m: rows that share one read of the weights in `tile`, one of TILE_ROWS.
+        upcoming: the weight that the stream's next linear reads; its beginning is fetched to L2
+            while this one drains. Changes no byte.
 
     Raises:
         ConfigError: an unknown kernel or tile.
@@ -116,16 +119,23 @@ def linear(
         _check(residual, torch.float32, weight.n, num_rows, "residual")
     if kernel == "auto":
         kernel, tile_m = choose_kernel(num_rows, tile_m)
-    for segment in weight.segments:
+    following = [*weight.segments[1:], *(upcoming.segments[:1] if upcoming else [None])]
+    for segment, after in zip(weight.segments, following, strict=True):
         last = segment.first + segment.layout.n
         into = out[:, segment.first : last]
         beside = None if residual is None else residual[:, segment.first : last]
         if kernel == "tile":
             segment.kernels.tile(segment.packed, x, into, beside, num_rows, tile_m)
-        else:
-            segment.kernels.multirow(
-                segment.packed, x, into, beside, num_rows, one_row=kernel == "gemv"
-            )
+            continue
+        segment.kernels.multirow(
+            segment.packed,
+            x,
+            into,
+            beside,
+            num_rows,
+            one_row=kernel == "gemv",
+            upcoming=None if after is None else after.packed,
+        )
 
 
 def embed(token_ids: TorchTensor, weight: CudaWeight, out: TorchTensor, *, num_rows: int) -> None:

@@ -16,11 +16,15 @@ from slipstream.kernels.cuda.packing import CHUNK, TILE, Layout
 
 TILE_ROWS = (16, 32, 64, 128)
 _MAX_STAGES = 8  # of the ring
+_EARLY = 2  # stages filled before the inputs are there
+_INPUTS_FIRST_NS = 250  # from then to the next stage, while the inputs are requested
+_UPCOMING_BYTES = 12 << 20  # fetched to L2 ahead: what memory delivers between two kernels' streams
 _MOST_SUMS = 8  # tiles whose sums a block keeps until the cluster meets
 _FEWEST_TILE_STAGES = 3  # one multiplied, one prepared, one under way
 _MAX_TILE_STAGES = 4
 _SLOT_ROW = 20  # linear_rows.cu
 _OUTPUT_WARPS = 4  # linear_tile.cu
+_WARP_ROWS = 32  # linear_tile.cu
 _EMBED_THREADS = 256
 
 Build = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]  # source, names, macros
@@ -50,8 +54,13 @@ class LinearKernels:
         num_rows: int,
         *,
         one_row: bool,
+        upcoming: TorchTensor | None,
     ) -> None:
-        """Launch `multirow`, or `gemv` where each row is to read the weights anew."""
+        """Launch `multirow`, or `gemv` where each row is to read the weights anew.
+
+        Args:
+            upcoming: packed weight that is read next.
+        """
         tiles = 1 if one_row or num_rows <= 8 else 2
         rows_per_pass = 1 if one_row else tiles * 8
         if tiles not in self._rows:
@@ -63,7 +72,7 @@ class LinearKernels:
             n = min(step, layout.n - first)
             kernel.launch(
                 (min(workers, -(-n // TILE)) * self._blocks, -(-num_rows // rows_per_pass), 1),
-                (self._rows_threads(tiles), 1, 1),
+                (self._rows_threads, 1, 1),
                 [
                     packed[first // TILE * layout.tile_bytes :],
                     x,
@@ -74,6 +83,8 @@ class LinearKernels:
                     out.stride(0),
                     num_rows,
                     rows_per_pass,
+                    upcoming,
+                    0 if upcoming is None else min(len(upcoming), _UPCOMING_BYTES),
                 ],
                 cluster=self._blocks,
                 overlap=self._device.has_clusters,
@@ -98,7 +109,7 @@ class LinearKernels:
         tiles = -(-self._layout.tiles // _OUTPUT_WARPS)
         self._tiles[tile_m].launch(
             (tiles * self._blocks, -(-num_rows // tile_m), 1),
-            (256 if tile_m > 64 else 128, 1, 1),
+            (_OUTPUT_WARPS * 32 * max(1, tile_m // _WARP_ROWS), 1, 1),
             self._arguments(packed, x, out, residual, num_rows),
             cluster=self._blocks,
             overlap=self._device.has_clusters,
@@ -118,7 +129,9 @@ class LinearKernels:
 
     def rows_build(self, tiles: int) -> Build:
         """Return what `multirow` and `gemv` are compiled from, for `tiles` tiles of 8 rows."""
-        macros = self._macros(STAGES=self._stages(tiles), TEAMS=self._teams(tiles))
+        macros = self._macros(
+            STAGES=self._stages(tiles), EARLY=_EARLY, INPUTS_FIRST_NS=_INPUTS_FIRST_NS
+        )
         return "linear_rows.cu", (f"multirow<{tiles}>",), macros
 
     def tile_build(self, tile_m: int) -> Build:
@@ -137,16 +150,13 @@ class LinearKernels:
         kernel = module.kernel(f"multirow<{tiles}>", shared_bytes=shared)
         workers = self._device.processors // self._blocks
         if self._blocks > 1:  # a multiprocessor short of a whole cluster stays idle
-            workers = min(workers, kernel.max_clusters(self._rows_threads(tiles), self._blocks))
+            workers = min(workers, kernel.max_clusters(self._rows_threads, self._blocks))
         return kernel, min(workers, self._layout.tiles)
 
-    def _teams(self, tiles: int) -> int:
-        """Return the teams that a block has: two, if their inputs' registers fit."""
-        return 2 if tiles == 1 and 2 * self._layout.warps + 2 <= 32 else 1
-
-    def _rows_threads(self, tiles: int) -> int:
-        """Return the threads of a block: the teams, a warp that copies and one that adds."""
-        return (self._teams(tiles) * self._layout.warps + 2) * 32
+    @property
+    def _rows_threads(self) -> int:
+        """Threads of a block: the slices' warps, one that copies and one that adds."""
+        return (self._layout.warps + 2) * 32
 
     def _stages(self, tiles: int) -> int:
         """Return the stages of the ring, as shared memory allows."""
@@ -159,7 +169,7 @@ class LinearKernels:
         layout = self._layout
         ring = stages * (layout.warps * layout.piece_bytes + 16) + 32  # and their barriers
         slots = 2 * layout.warps * tiles * 8 * _SLOT_ROW * 4
-        input_sums = self._teams(tiles) * layout.warps * layout.chunks * self._groups * tiles * 32
+        input_sums = layout.warps * layout.chunks * self._groups * tiles * 8 * 4
         if layout.splits == 1:
             return ring + slots + input_sums
         own_splits = layout.splits // self._blocks

@@ -12,8 +12,8 @@
 #include "async.cuh"
 #include "linear_inner.cuh"
 
-constexpr int THREADS = (TEAMS * WARPS + 2) * 32;
-constexpr int SETS = 2;  // of slots: a team each, or one team's in turn
+constexpr int THREADS = (WARPS + 2) * 32;
+constexpr int SETS = 2;  // of slots, so that warps may run a tile ahead of the sum
 constexpr int SLOT_ROW = 20;  // floats between rows of a slice's sums; 16 would collide in banks
 
 template <int tiles>
@@ -95,7 +95,7 @@ struct Block {
   u64 *full, *empty;    // STAGES each
   u64 *written, *read;  // SETS each: slots hold all slices' sums; they have been added
   float* slots;         // (SETS, WARPS, slot)
-  float* input_sums;    // (TEAMS, WARPS, sums_size)
+  float* input_sums;    // (WARPS, sums_size)
   float* block_sums;    // (OWN_SPLITS, own tiles, rows, TILE), where SPLITS > 1
 
   int rank, worker, workers, num_tiles, own_tiles, rows;
@@ -108,7 +108,7 @@ struct Block {
     read = written + SETS;
     slots = reinterpret_cast<float*>(read + SETS);
     input_sums = slots + SETS * WARPS * slot;
-    block_sums = input_sums + TEAMS * WARPS * sums_size;
+    block_sums = input_sums + WARPS * sums_size;
     const int blocks = CLUSTERED ? SPLITS : 1;  // that share a tile
     rank = blockIdx.x % blocks, worker = blockIdx.x / blocks, workers = gridDim.x / blocks;
     num_tiles = (n + TILE - 1) / TILE;
@@ -130,12 +130,16 @@ template <int tiles>
 __device__ __forceinline__ void copy_weights(const Block<tiles>& block, const char* weight,
                                              int lane) {
   const Copier copier(lane, gridDim.y == 1);
-  int stage = 0;
+  int stage = 0, early = EARLY;
   u32 parity = 1;
   for (int turn = 0; turn < block.turns(); ++turn) {
     const char* from =
         weight + (size_t(block.tile(turn)) * SPLITS + block.split(turn)) * SPAN_BYTES;
     for (int piece = 0; piece < PIECES; ++piece) {
+      if (early-- == 0) {
+        wait_for_previous_kernel();
+        pause(INPUTS_FIRST_NS);
+      }
       wait_barrier(block.empty + stage, parity);
       copier.copy(block.ring + stage * LAYER_BYTES, from + piece * LAYER_BYTES, LAYER_BYTES,
                   block.full + stage);
@@ -147,15 +151,23 @@ __device__ __forceinline__ void copy_weights(const Block<tiles>& block, const ch
   }
 }
 
-// Multiply one slice of every tile that is this team's turn.
+// Fetch this block's share of the first `bytes` of `weight` to L2.
+__device__ __forceinline__ void fetch_upcoming(const char* weight, int bytes) {
+  const int blocks = gridDim.x * gridDim.y, block = blockIdx.y * gridDim.x + blockIdx.x;
+  const int share = (bytes / blocks + 127) / 128 * 128;
+  const int first = block * share;
+  if (first < bytes) fetch_to_l2(weight + first, min(share, bytes - first));
+}
+
+// Multiply one slice of every tile.
 template <int tiles>
 __device__ __forceinline__ void multiply_slices(const Block<tiles>& block, const u16* x, int k,
-                                                int team, int warp, int lane) {
-  float* input_sums = block.input_sums + (team * WARPS + warp) * block.sums_size;
+                                                int warp, int lane) {
+  float* input_sums = block.input_sums + warp * block.sums_size;
   float* slot = block.slots + warp * block.slot + 2 * (lane & 3) * SLOT_ROW + (lane >> 2);
   Inputs<tiles> inputs;
   int split = -1;
-  for (int turn = team; turn < block.turns(); turn += TEAMS) {
+  for (int turn = 0; turn < block.turns(); ++turn) {
     if (split != block.split(turn)) {
       split = block.split(turn);
       inputs.read(x, (split * WARPS + warp) * CHUNKS * CHUNK, k, block.rows, lane);
@@ -261,7 +273,8 @@ __device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out
 template <int tiles>
 __global__ void __launch_bounds__(THREADS, 1)
     multirow(const char* weight, const u16* x, float* out, const float* residual, int n, int k,
-             int out_stride, int num_rows, int rows_per_pass) {
+             int out_stride, int num_rows, int rows_per_pass, const char* upcoming,
+             int upcoming_bytes) {
   extern __shared__ __align__(128) char shared[];
   const int first_row = blockIdx.y * rows_per_pass;
   const int rows = min(rows_per_pass, num_rows - first_row);
@@ -286,12 +299,13 @@ __global__ void __launch_bounds__(THREADS, 1)
   __syncthreads();
   allow_next_kernel();
 
-  if (warp == TEAMS * WARPS) {
+  if (warp == WARPS) {
     copy_weights(block, weight, lane);
     wait_for_previous_kernel();
+    if (lane == 0) fetch_upcoming(upcoming, upcoming_bytes);
   } else {
     wait_for_previous_kernel();
-    if (warp < TEAMS * WARPS) multiply_slices(block, x, k, warp / WARPS, warp % WARPS, lane);
+    if (warp < WARPS) multiply_slices(block, x, k, warp, lane);
     else add_slices(block, out, residual, n, out_stride, lane);
   }
 

@@ -2,7 +2,7 @@
 //
 // A block makes 64 outputs for a tile of rows. It walks K chunk by chunk: codes, scales and inputs of
 // the coming chunks are copied to shared memory while this one is multiplied. Each warp multiplies 16
-// outputs by up to 64 rows and keeps the sum of the slice at hand and of the slices before it, so
+// outputs by up to 32 rows and keeps the sum of the slice at hand and of the slices before it, so
 // that it adds what `multirow` adds, in the same order. Blocks of a cluster own consecutive spans of
 // K.
 
@@ -10,8 +10,19 @@
 #include "linear_inner.cuh"
 
 constexpr int OUTPUT_WARPS = 4;
+constexpr int WARP_ROWS = 32;  // at most: more leave too few registers for enough warps
 constexpr int OUTPUTS = OUTPUT_WARPS * TILE;
 constexpr int CODE_BYTES = OUTPUT_WARPS * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);  // of a stage
+
+// A lane's inputs of a chunk and one tile.
+struct ScaledInputs {
+  u32 words[CHUNK / RUN][RUN / 16][2];
+
+  __device__ __forceinline__ void load(int, int step, u32 (&b)[2]) const {
+    b[0] = words[step * 16 / RUN][step % (RUN / 16)][0];
+    b[1] = words[step * 16 / RUN][step % (RUN / 16)][1];
+  }
+};
 
 // Inputs of a chunk in shared memory: bfloat16 of shape (CHUNK / RUN, all_rows, RUN).
 template <int all_rows>
@@ -19,23 +30,29 @@ struct SharedInputs {
   char* inputs;
   int first_row, lane;
 
-  // Scale this lane's inputs of one tile in place.
-  __device__ __forceinline__ void scale(int tile) const {
+  // Scale this lane's inputs of one tile in place and return them.
+  __device__ __forceinline__ ScaledInputs scale(int tile) const {
     const int row = first_row + tile * 8 + (lane >> 2);
+    ScaledInputs scaled;
 #pragma unroll
     for (int run = 0; run < CHUNK / RUN; ++run) {
       char* at = inputs + ((run * all_rows + row) * 4 + (lane & 3)) * (RUN / 2);
+      u32(&words)[RUN / 16][2] = scaled.words[run];
       if constexpr (RUN == 32) {
         uint4 values = *reinterpret_cast<uint4*>(at);
         scale_inputs(values.x, values.y);
         scale_inputs(values.z, values.w);
         *reinterpret_cast<uint4*>(at) = values;
+        words[0][0] = values.x, words[0][1] = values.y;
+        words[RUN / 16 - 1][0] = values.z, words[RUN / 16 - 1][1] = values.w;
       } else {
         uint2 values = *reinterpret_cast<uint2*>(at);
         scale_inputs(values.x, values.y);
         *reinterpret_cast<uint2*>(at) = values;
+        words[0][0] = values.x, words[0][1] = values.y;
       }
     }
+    return scaled;
   }
 
   __device__ __forceinline__ void load(int tile, int step, u32 (&b)[2]) const {
@@ -55,10 +72,10 @@ struct SharedInputs {
 };
 
 template <int all_rows>
-__global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
+__global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? all_rows / WARP_ROWS : 1))
     tile(const char* weight, const u16* x, float* out, const float* residual, int n, int k,
          int out_stride, int num_rows) {
-  constexpr int tiles = (all_rows > 64 ? 64 : all_rows) / 8;  // of 8 rows, of one warp
+  constexpr int tiles = (all_rows > WARP_ROWS ? WARP_ROWS : all_rows) / 8;  // of one warp
   constexpr int row_tiles = all_rows / 8;
   constexpr int warps = OUTPUT_WARPS * (row_tiles / tiles);
   constexpr int threads = warps * 32;
@@ -138,10 +155,10 @@ __global__ void __launch_bounds__(all_rows > 64 ? 256 : 128)
       for (int row_tile = warp; row_tile < row_tiles; row_tile += warps) {
         const SharedInputs<all_rows> columns{shared + stage * stage_bytes + CODE_BYTES,
                                              row_tile / tiles * tiles * 8, lane};
-        columns.scale(row_tile % tiles);
+        const ScaledInputs scaled = columns.scale(row_tile % tiles);
         if constexpr (HAS_OFFSET) {
           float* to = input_sums + index % 2 * sums_size + row_tile / tiles * GROUPS * tiles * 8;
-          sum_inputs<tiles>(columns, row_tile % tiles, to, lane);
+          sum_inputs<tiles>(scaled, row_tile % tiles, to, lane);
         }
       }
     }
