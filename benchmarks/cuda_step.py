@@ -95,13 +95,24 @@ def by_rows(model: RandomModel, kernels: Sequence[str], rows: Sequence[int]) -> 
     out: dict[str, Any] = {}
     for kernel in kernels:
         for tile_m in TILES if kernel == "tile" else (16,):
-            step = model.step_with(kernel, tile_m, max_rows=128, max_logits=64)
+            step = model.step_with(kernel, tile_m)
             for pad in (1, 8) if kernel != "tile" else (tile_m,):
                 name = f"{kernel} {tile_m}" if kernel == "tile" else f"{kernel}, pad {pad}"
                 times = {n: 1e3 * time_step(step, 1, n, CONTEXT, pad_to=pad) for n in rows}
                 out[name] = times
                 print(f"{name:16s}", " ".join(f"{n}:{ms:.3f}" for n, ms in times.items()))
             del step
+    return out
+
+
+def ahead(model: RandomModel) -> dict[str, Any]:
+    """Return milliseconds with and without fetching the next weight's beginning to L2."""
+    out: dict[str, Any] = {}
+    for fetch_ahead in (False, True, False, True):
+        step = model.step_with(fetch_ahead=fetch_ahead)
+        times = {n: 1e3 * time_step(step, 1, n, CONTEXT) for n in (1, 8)}
+        out.setdefault(str(fetch_ahead).lower(), []).append(times)
+        print(f"fetch ahead {fetch_ahead!s:5s}:", times)
     return out
 
 
@@ -241,6 +252,7 @@ def main() -> None:
         "classic": classic(target, rate),
         "batch": by_batch(target, (1, 8, 32) if arguments.quick else BATCHES),
         "surface": surface(target, rows if not arguments.quick else (1, 4, 8, 16)),
+        "fetch_ahead": ahead(model),
         "trace": trace(target, arguments.trace),
         "engine": engines(target, config, arguments.tokens),
         "rows": by_rows(model, arguments.kernels, rows),

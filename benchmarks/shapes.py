@@ -71,9 +71,17 @@ class RandomModel:
     target: Target
     weights: DecoderWeights
 
-    def step_with(self, kernel: str, tile_m: int, *, max_rows: int, max_logits: int) -> Step:
+    def step_with(
+        self,
+        kernel: str = "auto",
+        tile_m: int = 16,
+        *,
+        fetch_ahead: bool = False,
+        max_rows: int = 128,
+        max_logits: int = 64,
+    ) -> Step:
         """Return a step whose products run on one kernel."""
-        backend = CudaBackend(kernel=kernel, tile_m=tile_m, cache=CUBINS)
+        backend = CudaBackend(kernel=kernel, tile_m=tile_m, fetch_ahead=fetch_ahead, cache=CUBINS)
         arch, kv = self.target.arch, self.target.kv
         return backend.compile(
             lambda ops: forward(ops, arch, self.weights, kv),

@@ -92,6 +92,9 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
             if found:  # what it says of time is wrong, what it says of text and debt is not
                 policy.forget_costs()
                 pairing.doubted_costs = None if found.doubted else found.costs
+        if getattr(target.step, "captures", False):
+            for count in counts:  # a first run is launched kernel by kernel, then captured
+                forwards(count)
         timed = time_rows(forwards, counts)
     calibrate(policy, timed, 0)
     where = "kept nowhere" if pairing.path is None else f"to be kept in {pairing.path}"

@@ -31,6 +31,7 @@ class CudaBackend:
         kernel: how rows share weight reads: "auto", "gemv", "multirow" or "tile". The bytes are
             the same.
         tile_m: rows of a tile.
+        fetch_ahead: a product fetches the beginning of the next one's weight to L2.
         cache: folder of compiled kernels; None compiles them anew.
 
     Raises:
@@ -44,7 +45,12 @@ class CudaBackend:
     build: str  # tells builds of the kernels apart
 
     def __init__(
-        self, *, kernel: str = "auto", tile_m: int = 16, cache: Path | None = None
+        self,
+        *,
+        kernel: str = "auto",
+        tile_m: int = 16,
+        fetch_ahead: bool = False,
+        cache: Path | None = None,
     ) -> None:
         if not torch.cuda.is_available():
             raise LoadError(
@@ -54,7 +60,7 @@ class CudaBackend:
             raise ConfigError(
                 f"tile_m must be one of {', '.join(map(str, TILE_ROWS))} on cuda, got {tile_m}"
             )
-        self._products = Products(kernel=kernel, tile_m=tile_m)
+        self._products = Products(kernel=kernel, tile_m=tile_m, fetch_ahead=fetch_ahead)
         self._kernels = StepKernels.load(cache)
         self._cache = cache
         self._weight_bytes = 0

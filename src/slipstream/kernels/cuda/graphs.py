@@ -51,6 +51,7 @@ class CudaStep:
     """Replays a recorded forward."""
 
     samples = True  # takes `Rows.picks`
+    captures = True  # the first step of a bucket takes longer
 
     def __init__(
         self,

@@ -88,25 +88,43 @@ class DeviceSampler:
 
     def _cut(self, row: int, top_k: int, top_p: float) -> None:
         """Find the last token that top-k and top-p keep."""
-        logits = self._logits[row]
-        # Adding 0 makes -0 and 0 one value, as they are to numpy.
-        clean = torch.where(logits.isnan(), -math.inf, logits) + 0.0
-        values, ids = torch.sort(clean, descending=True, stable=True)
-        values, ids = values[:top_k], ids[:top_k]
-        last = (values > -math.inf).sum() - 1
+        vocab = self._logits.shape[1]
+        weights = None
         if top_p < 1:
-            weights = torch.empty(len(logits), dtype=torch.int64, device="cuda")
-            vocab = len(logits)
+            weights = torch.empty(vocab, dtype=torch.int64, device="cuda")
             arguments = (self._logits, self._largest, self._picks, weights, vocab, row)
             self._weigh_row.launch((_BLOCKS, 1, 1), (_THREADS, 1, 1), arguments)
-            ranks = torch.arange(len(ids), device="cuda")
-            sums = torch.where(ranks <= last, weights[ids], 0).cumsum(0)
-            target = torch.ceil(top_p * sums[-1].double()).clamp(min=1).long()
-            last = torch.minimum(torch.searchsorted(sums, target.view(1))[0], last)
-        place = last.clamp(min=0).view(1)
-        self._cut_values[row : row + 1] = values.gather(0, place)
-        self._cut_ids[row : row + 1] = ids.gather(0, place)
+        value, token_id = last_kept(self._logits[row], weights, top_k=top_k, top_p=top_p)
+        self._cut_values[row : row + 1] = value
+        self._cut_ids[row : row + 1] = token_id
 
     @staticmethod
     def _start(kernel: Kernel, rows: int, *arguments: object) -> None:
         kernel.launch((_BLOCKS, rows, 1), (_THREADS, 1, 1), arguments)
+
+
+def last_kept(
+    logits: torch.Tensor, weights: torch.Tensor | None, *, top_k: int, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return value and id of the last token that filters keep, in the order (logit, then id).
+
+    Args:
+        logits: float32 of shape (V,); NaN is no candidate.
+        weights: whole numbers of shape (V,), for top_p below 1.
+        top_k: in [1, V].
+
+    Returns:
+        Float32 and int64, each of shape (1,); nothing waits for the device.
+    """
+    # Adding 0 makes -0 and 0 one value, as they are to numpy.
+    clean = torch.where(logits.isnan(), -math.inf, logits) + 0.0
+    values, ids = torch.sort(clean, descending=True, stable=True)
+    values, ids = values[:top_k], ids[:top_k]
+    last = (values > -math.inf).sum() - 1
+    if weights is not None:
+        ranks = torch.arange(len(ids), device=ids.device)
+        sums = torch.where(ranks <= last, weights[ids], 0).cumsum(0)
+        target = torch.ceil(top_p * sums[-1:].double()).clamp(min=1).long()
+        last = torch.minimum(torch.searchsorted(sums, target)[0], last)
+    place = last.clamp(min=0).view(1)
+    return values.gather(0, place), ids.gather(0, place)
