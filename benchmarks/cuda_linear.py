@@ -1,10 +1,10 @@
 """Small-M linears on a GPU: time by rows and kernel, against the bytes that must move.
 
 Every number is the median over replays of a CUDA graph that multiplies by one weight set after the
-other, so many that none is still in L2 when its turn comes again. The bound is the bytes of the
-packed weight at the bandwidth of a device-to-device copy in the same run. "upcoming" is `multirow`
-told which weight is read next. torch's int4 kernel and a bf16 `torch.mm` multiply the same shapes in
-the same way.
+other, so many that none is still in L2 when its turn comes again. The graphs of a shape are
+replayed in turns, round after round, so that a clock that drifts favours none. The bound is the
+bytes of the packed weight at the bandwidth of a device-to-device copy in the same run. torch's int4
+kernel and a bf16 `torch.mm` multiply the same shapes in the same way.
 
     python benchmarks/cuda_linear.py [--quick] [--shapes 4096x4096] [--json FILE]
 """
@@ -17,19 +17,22 @@ import json
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from slipstream.kernels.cuda import compiler
-from slipstream.kernels.cuda.linear import CudaWeight, Segment, linear
+from slipstream.kernels.cuda.linear import TILE_ROWS, CudaWeight, Segment, linear
 from slipstream.kernels.cuda.linear_kernels import LinearKernels
 from slipstream.kernels.cuda.packing import Layout, cut_columns
 from slipstream.models.loading.names import cache_dir
+
+Key = TypeVar("Key")
 
 SHAPES = (
     (15360, 3840),
@@ -41,7 +44,8 @@ SHAPES = (
 )
 ROTATION_BYTES = 1 << 30  # of weight sets: far more than any L2
 MAX_SETS = 48
-REPLAYS = 15
+ROUNDS, REPLAYS = 5, 3  # timed: every graph three times, five times over
+WARM_UP_S = 0.1  # of replays before: the clocks of an idle device take a while to rise
 PREFILL_ROWS = (32, 64, 128, 256)
 
 
@@ -63,17 +67,27 @@ def _timed(action: Callable[[], object]) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def time_each(action: Callable[[int], object], sets: int) -> float:
-    """Return the seconds of one call, the median over replays of a graph of one call a set."""
-    action(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(sets):
-            action(index)
-    for _ in range(2):
-        graph.replay()
-    return statistics.median(_timed(graph.replay) for _ in range(REPLAYS)) / sets
+def time_all(calls: Mapping[Key, Callable[[int], object]], sets: int) -> dict[Key, float]:
+    """Return the seconds of one call each, from graphs that call it once for every set."""
+    graphs = {}
+    for key, call in calls.items():
+        call(0)
+        torch.cuda.synchronize()
+        graphs[key] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[key]):
+            for index in range(sets):
+                call(index)
+    warm = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < warm:
+        for graph in graphs.values():
+            graph.replay()
+        torch.cuda.synchronize()
+    times: dict[Key, list[float]] = {key: [] for key in calls}
+    for _ in range(ROUNDS):
+        for key, graph in graphs.items():
+            graph.replay()  # takes what the one before left in L2
+            times[key] += [_timed(graph.replay) for _ in range(REPLAYS)]
+    return {key: statistics.median(found) / sets for key, found in times.items()}
 
 
 def random_weights(n: int, k: int, sets: int) -> list[CudaWeight]:
@@ -119,31 +133,18 @@ def measure_shape(n: int, k: int, copy_rate: float, *, quick: bool) -> dict[str,
     x = torch.randn(most, k, device="cuda").bfloat16()
     out = torch.empty(most, n, device="cuda")
 
-    def seconds(rows: int, kernel: str, tile_m: int = 16, *, hint: bool = False) -> float:
-        def multiply(i: int) -> None:
-            upcoming = weights[(i + 1) % sets] if hint else None
-            linear(
-                x,
-                weights[i],
-                out,
-                num_rows=rows,
-                kernel=kernel,
-                tile_m=tile_m,
-                upcoming=upcoming,
-            )
+    def call(name: str, rows: int) -> Callable[[int], object]:
+        kernel, tile_m = (name[:4], int(name[4:])) if name.startswith("tile") else (name, 16)
+        return lambda i: linear(x, weights[i], out, num_rows=rows, kernel=kernel, tile_m=tile_m)
 
-        return time_each(multiply, sets)
-
-    few: Sequence[int] = (1, 8, 16) if quick else range(1, 17)
-    times = {"multirow": {rows: seconds(rows, "multirow") for rows in few}}
-    times["upcoming"] = {rows: seconds(rows, "multirow", hint=True) for rows in few}
-    if not quick:
-        times["multirow"] |= {rows: seconds(rows, "multirow") for rows in PREFILL_ROWS}
-    times["gemv"] = {rows: seconds(rows, "gemv") for rows in ((1, 4) if quick else few)}
-    for tile_m in (16, 32, 64, 128):
-        some = [1, 8, 16, *(rows for rows in PREFILL_ROWS if rows >= tile_m)]
-        times[f"tile{tile_m}"] = {rows: seconds(rows, "tile", tile_m) for rows in some}
-    one, hinted = times["multirow"][1], times["upcoming"][1]
+    few: list[int] = [1, 8, 16] if quick else list(range(1, 17))
+    cells = {"multirow": [*few, *PREFILL_ROWS], "gemv": few[:2] if quick else few}
+    for tile_m in TILE_ROWS:
+        cells[f"tile{tile_m}"] = [1, 8, 16, *(rows for rows in PREFILL_ROWS if rows >= tile_m)]
+    found = time_all(
+        {(name, rows): call(name, rows) for name, some in cells.items() for rows in some}, sets
+    )
+    one = found["multirow", 1]
     return {
         "n": n,
         "k": k,
@@ -152,46 +153,46 @@ def measure_shape(n: int, k: int, copy_rate: float, *, quick: bool) -> dict[str,
         "us_at_1_row": one * 1e6,
         "tb_per_s": probe.num_bytes / one * 1e-12,
         "share_of_copy": probe.num_bytes / one / copy_rate,
-        "share_of_copy_upcoming": probe.num_bytes / hinted / copy_rate,
-        "us": {name: {r: t * 1e6 for r, t in by_rows.items()} for name, by_rows in times.items()},
-        "times_1_row": {r: t / one for r, t in times["multirow"].items()},
-        "times_1_row_upcoming": {r: t / hinted for r, t in times["upcoming"].items()},
+        "us": {
+            name: {rows: found[name, rows] * 1e6 for rows in some} for name, some in cells.items()
+        },
+        "times_1_row": {rows: found["multirow", rows] / one for rows in cells["multirow"]},
         "torch_us": {} if quick else torch_times(n, k, x),
     }
 
 
 def torch_times(n: int, k: int, x: torch.Tensor) -> dict[str, dict[int, float]]:
     """Time torch's int4 kernel and a bf16 product at 1, 8 and 16 rows, in microseconds."""
+    rows = (1, 8, 16)
     sets = max(2, min(24, ROTATION_BYTES // (n * k // 2)))
     packed = []
     for _ in range(sets):
         codes = torch.randint(0, 256, (n, k // 2), device="cuda", dtype=torch.uint8)
         packed.append(torch.ops.aten._convert_weight_to_int4pack(codes, 8))
     scales = torch.randn(k // 64, n, 2, device="cuda").bfloat16() * 0.01
-    rows = (1, 8, 16)
 
-    def int4(i: int, r: int) -> object:
-        return torch.ops.aten._weight_int4pack_mm(x[:r], packed[i], 64, scales)
+    def int4(r: int) -> Callable[[int], object]:
+        return lambda i: torch.ops.aten._weight_int4pack_mm(x[:r], packed[i], 64, scales)
 
-    found = {"int4": {r: time_each(lambda i, r=r: int4(i, r), sets) * 1e6 for r in rows}}
+    times = {"int4": time_all({r: int4(r) for r in rows}, sets)}
     packed.clear()
     sets = max(2, min(24, ROTATION_BYTES // (n * k * 2)))
     dense = [torch.randn(k, n, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
-    found["bf16"] = {
-        r: time_each(lambda i, r=r: torch.mm(x[:r], dense[i]), sets) * 1e6 for r in rows
-    }
-    return found
+
+    def bf16(r: int) -> Callable[[int], object]:
+        return lambda i: torch.mm(x[:r], dense[i])
+
+    times["bf16"] = time_all({r: bf16(r) for r in rows}, sets)
+    return {name: {r: t * 1e6 for r, t in found.items()} for name, found in times.items()}
 
 
 def print_shape(result: dict[str, Any]) -> None:
     """Print one shape's lines."""
-    us, ratio, hinted = result["us"], result["times_1_row"], result["times_1_row_upcoming"]
+    us, ratio = result["us"], result["times_1_row"]
     print(
         f"{result['n']:>6} x {result['k']:<6} {result['us_at_1_row']:7.2f} us  "
         f"{result['tb_per_s']:.2f} TB/s  {result['share_of_copy']:.0%} of copy   "
-        f"T(8)/T(1) {ratio[8]:.2f}  T(16)/T(1) {ratio[16]:.2f}   next weight named: "
-        f"{us['upcoming'][1]:.2f} us  {result['share_of_copy_upcoming']:.0%}  "
-        f"{hinted[8]:.2f}  {hinted[16]:.2f}"
+        f"T(8)/T(1) {ratio[8]:.2f}  T(16)/T(1) {ratio[16]:.2f}"
     )
     for name, by_rows in us.items():
         print(f"    {name:9}", "  ".join(f"{r}: {t:.1f}" for r, t in by_rows.items()))
@@ -203,7 +204,7 @@ def print_shape(result: dict[str, Any]) -> None:
 def sources_digest() -> str:
     """Return a hash of the kernels' sources."""
     digest = hashlib.sha256()
-    for path in sorted(compiler.SOURCES.glob("linear*")) + [compiler.SOURCES / "async.cuh"]:
+    for path in [*sorted(compiler.SOURCES.glob("linear*")), compiler.SOURCES / "async.cuh"]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -15,11 +15,8 @@ from slipstream.kernels.cuda.compiler import SOURCES, Device, Kernel
 from slipstream.kernels.cuda.packing import CHUNK, TILE, Layout
 
 TILE_ROWS = (16, 32, 64, 128)
-_MAX_STAGES = 8  # of the ring
-_EARLY = 2  # stages filled before the inputs are there
-_INPUTS_FIRST_NS = 250  # from then to the next stage, while the inputs are requested
-_UPCOMING_BYTES = 12 << 20  # fetched to L2 ahead: what memory delivers between two kernels' streams
-_MOST_SUMS = 8  # tiles whose sums a block keeps until the cluster meets
+_MAX_STAGES = 3  # of the ring; measured: more delay the inputs by more than they hide
+_MOST_SUMS = 16  # tiles whose sums a block keeps until the cluster meets
 _FEWEST_TILE_STAGES = 3  # one multiplied, one prepared, one under way
 _MAX_TILE_STAGES = 4
 _SLOT_ROW = 20  # linear_rows.cu
@@ -54,13 +51,8 @@ class LinearKernels:
         num_rows: int,
         *,
         one_row: bool,
-        upcoming: TorchTensor | None,
     ) -> None:
-        """Launch `multirow`, or `gemv` where each row is to read the weights anew.
-
-        Args:
-            upcoming: packed weight that is read next.
-        """
+        """Launch `multirow`, or `gemv` where each row is to read the weights anew."""
         tiles = 1 if one_row or num_rows <= 8 else 2
         rows_per_pass = 1 if one_row else tiles * 8
         if tiles not in self._rows:
@@ -83,8 +75,6 @@ class LinearKernels:
                     out.stride(0),
                     num_rows,
                     rows_per_pass,
-                    upcoming,
-                    0 if upcoming is None else min(len(upcoming), _UPCOMING_BYTES),
                 ],
                 cluster=self._blocks,
                 overlap=self._device.has_clusters,
@@ -129,9 +119,7 @@ class LinearKernels:
 
     def rows_build(self, tiles: int) -> Build:
         """Return what `multirow` and `gemv` are compiled from, for `tiles` tiles of 8 rows."""
-        macros = self._macros(
-            STAGES=self._stages(tiles), EARLY=_EARLY, INPUTS_FIRST_NS=_INPUTS_FIRST_NS
-        )
+        macros = self._macros(STAGES=self._stages(tiles))
         return "linear_rows.cu", (f"multirow<{tiles}>",), macros
 
     def tile_build(self, tile_m: int) -> Build:

@@ -24,17 +24,6 @@ __device__ __forceinline__ void allow_next_kernel() {
 #endif
 }
 
-__device__ __forceinline__ void pause(int nanoseconds) {
-  asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
-}
-
-// Fetch a multiple of 16 bytes to L2 ahead of their use.
-__device__ __forceinline__ void fetch_to_l2(const char* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 // Copy 16 bytes; zeros where `valid` is false.
 __device__ __forceinline__ void copy_16(void* to, const void* from, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),

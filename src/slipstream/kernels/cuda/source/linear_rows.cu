@@ -125,38 +125,36 @@ struct Block {
   }
 };
 
+// A place in a ring, and the parity of the barrier phase that it waits for.
+template <int size>
+struct Place {
+  int at = 0;
+  u32 parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++at == size) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // Fill the ring, from the first stage to the last, as stages become empty.
 template <int tiles>
 __device__ __forceinline__ void copy_weights(const Block<tiles>& block, const char* weight,
                                              int lane) {
   const Copier copier(lane, gridDim.y == 1);
-  int stage = 0, early = EARLY;
-  u32 parity = 1;
+  Place<STAGES> stage;
   for (int turn = 0; turn < block.turns(); ++turn) {
     const char* from =
         weight + (size_t(block.tile(turn)) * SPLITS + block.split(turn)) * SPAN_BYTES;
     for (int piece = 0; piece < PIECES; ++piece) {
-      if (early-- == 0) {
-        wait_for_previous_kernel();
-        pause(INPUTS_FIRST_NS);
-      }
-      wait_barrier(block.empty + stage, parity);
-      copier.copy(block.ring + stage * LAYER_BYTES, from + piece * LAYER_BYTES, LAYER_BYTES,
-                  block.full + stage);
-      if (++stage == STAGES) {
-        stage = 0;
-        parity ^= 1;
-      }
+      wait_barrier(block.empty + stage.at, stage.parity ^ 1);
+      copier.copy(block.ring + stage.at * LAYER_BYTES, from + piece * LAYER_BYTES, LAYER_BYTES,
+                  block.full + stage.at);
+      stage.advance();
     }
   }
-}
-
-// Fetch this block's share of the first `bytes` of `weight` to L2.
-__device__ __forceinline__ void fetch_upcoming(const char* weight, int bytes) {
-  const int blocks = gridDim.x * gridDim.y, block = blockIdx.y * gridDim.x + blockIdx.x;
-  const int share = (bytes / blocks + 127) / 128 * 128;
-  const int first = block * share;
-  if (first < bytes) fetch_to_l2(weight + first, min(share, bytes - first));
 }
 
 // Multiply one slice of every tile.
@@ -165,53 +163,53 @@ __device__ __forceinline__ void multiply_slices(const Block<tiles>& block, const
                                                 int warp, int lane) {
   float* input_sums = block.input_sums + warp * block.sums_size;
   float* slot = block.slots + warp * block.slot + 2 * (lane & 3) * SLOT_ROW + (lane >> 2);
-  Inputs<tiles> inputs;
-  int split = -1;
-  for (int turn = 0; turn < block.turns(); ++turn) {
-    if (split != block.split(turn)) {
-      split = block.split(turn);
-      inputs.read(x, (split * WARPS + warp) * CHUNKS * CHUNK, k, block.rows, lane);
-      if constexpr (HAS_OFFSET) {
-        __syncwarp();
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; ++chunk)
-#pragma unroll
-          for (int tile = 0; tile < tiles; ++tile)
-            sum_inputs<tiles>(ChunkInputs<tiles>{inputs, chunk}, tile,
-                              input_sums + chunk * GROUPS * tiles * 8, lane);
-        __syncwarp();
-      }
-    }
-
-    float sum[tiles][4] = {};
-#pragma unroll
-    for (int piece = 0; piece < PIECES; ++piece) {
-      const u32 item = turn * PIECES + piece, stage = item % STAGES;
-      wait_barrier(block.full + stage, item / STAGES & 1);
-      const char* codes = block.ring + stage * LAYER_BYTES + warp * PIECE_BYTES;
-      const char* scales = codes + PIECE_CHUNKS * CHUNK_CODE_BYTES;
-#pragma unroll
-      for (int i = 0; i < PIECE_CHUNKS; ++i) {
-        const int chunk = piece * PIECE_CHUNKS + i;
-        multiply_chunk<tiles>(codes + i * CHUNK_CODE_BYTES, scales + i * CHUNK_SCALE_BYTES,
-                              ChunkInputs<tiles>{inputs, chunk},
-                              input_sums + chunk * GROUPS * tiles * 8, lane, sum);
-      }
+  Place<STAGES> stage;
+  Place<SETS> set;
+  for (int own_split = 0; own_split < OWN_SPLITS; ++own_split) {
+    Inputs<tiles> inputs;
+    inputs.read(x, ((block.rank + own_split) * WARPS + warp) * CHUNKS * CHUNK, k, block.rows, lane);
+    if constexpr (HAS_OFFSET) {
       __syncwarp();
-      if (lane == 0) arrive(block.empty + stage);
+#pragma unroll
+      for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile)
+          sum_inputs<tiles>(ChunkInputs<tiles>{inputs, chunk}, tile,
+                            input_sums + chunk * GROUPS * tiles * 8, lane);
+      __syncwarp();
     }
-    finish_slice(sum);
 
-    const int set = turn % SETS;
-    wait_barrier(block.read + set, (turn / SETS & 1) ^ 1);
-    float* to = slot + set * WARPS * block.slot;
+    for (int left = block.own_tiles; left > 0; --left) {
+      float sum[tiles][4] = {};
 #pragma unroll
-    for (int tile = 0; tile < tiles; ++tile)
+      for (int piece = 0; piece < PIECES; ++piece) {
+        wait_barrier(block.full + stage.at, stage.parity);
+        const char* codes = block.ring + stage.at * LAYER_BYTES + warp * PIECE_BYTES;
+        const char* scales = codes + PIECE_CHUNKS * CHUNK_CODE_BYTES;
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        to[(tile * 8 + (i & 1)) * SLOT_ROW + 8 * (i >> 1)] = sum[tile][i];
-    __syncwarp();
-    if (lane == 0) arrive(block.written + set);
+        for (int i = 0; i < PIECE_CHUNKS; ++i) {
+          const int chunk = piece * PIECE_CHUNKS + i;
+          multiply_chunk<tiles>(codes + i * CHUNK_CODE_BYTES, scales + i * CHUNK_SCALE_BYTES,
+                                ChunkInputs<tiles>{inputs, chunk},
+                                input_sums + chunk * GROUPS * tiles * 8, lane, sum);
+        }
+        __syncwarp();
+        if (lane == 0) arrive(block.empty + stage.at);
+        stage.advance();
+      }
+      finish_slice(sum);
+
+      wait_barrier(block.read + set.at, set.parity ^ 1);
+      float* to = slot + set.at * WARPS * block.slot;
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          to[(tile * 8 + (i & 1)) * SLOT_ROW + 8 * (i >> 1)] = sum[tile][i];
+      __syncwarp();
+      if (lane == 0) arrive(block.written + set.at);
+      set.advance();
+    }
   }
 }
 
@@ -273,8 +271,7 @@ __device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out
 template <int tiles>
 __global__ void __launch_bounds__(THREADS, 1)
     multirow(const char* weight, const u16* x, float* out, const float* residual, int n, int k,
-             int out_stride, int num_rows, int rows_per_pass, const char* upcoming,
-             int upcoming_bytes) {
+             int out_stride, int num_rows, int rows_per_pass) {
   extern __shared__ __align__(128) char shared[];
   const int first_row = blockIdx.y * rows_per_pass;
   const int rows = min(rows_per_pass, num_rows - first_row);
@@ -302,7 +299,6 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (warp == WARPS) {
     copy_weights(block, weight, lane);
     wait_for_previous_kernel();
-    if (lane == 0) fetch_upcoming(upcoming, upcoming_bytes);
   } else {
     wait_for_previous_kernel();
     if (warp < WARPS) multiply_slices(block, x, k, warp, lane);
