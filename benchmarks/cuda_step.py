@@ -13,6 +13,7 @@ Every time is the median wall time of steps that each change their inputs, as de
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 import statistics
@@ -40,7 +41,7 @@ from slipstream.types import SamplingParams
 CONTEXT = 256
 CONTEXTS = (256, 4096, 32_768)
 BATCHES = (1, 2, 4, 8, 16, 32)
-ROWS = tuple(range(1, 17))
+ROWS = (*range(1, 17), 24, 32)
 TILES = (16, 32, 64, 128)
 REPEATS = 21
 
@@ -105,17 +106,6 @@ def by_rows(model: RandomModel, kernels: Sequence[str], rows: Sequence[int]) -> 
     return out
 
 
-def ahead(model: RandomModel) -> dict[str, Any]:
-    """Return milliseconds with and without fetching the next weight's beginning to L2."""
-    out: dict[str, Any] = {}
-    for fetch_ahead in (False, True, False, True):
-        step = model.step_with(fetch_ahead=fetch_ahead)
-        times = {n: 1e3 * time_step(step, 1, n, CONTEXT) for n in (1, 8)}
-        out.setdefault(str(fetch_ahead).lower(), []).append(times)
-        print(f"fetch ahead {fetch_ahead!s:5s}:", times)
-    return out
-
-
 def by_batch(target: Target, batches: Sequence[int]) -> dict[str, Any]:
     """Return tokens a second by batch, one row a sequence."""
     out = {}
@@ -161,13 +151,8 @@ def engines(target: Target, config: EngineConfig, tokens: int) -> dict[str, Any]
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
 
     def run(make: Any, k: Any) -> tuple[list[int], float]:
-        settings = {**{name: getattr(config, name) for name in ("max_num_seqs",)}, "k": k}
-        engine = Engine(
-            target,
-            _Numbers(),
-            config=EngineConfig(**settings, profile="off", prefix_cache="off"),
-            make_drafter=make,
-        )
+        settings = dataclasses.replace(config, k=k, profile="off", prefix_cache="off")
+        engine = Engine(target, _Numbers(), config=settings, make_drafter=make)
         began = time.perf_counter()
         (reply,) = engine.generate([prompt], params)
         return reply.token_ids, time.perf_counter() - began
@@ -252,7 +237,6 @@ def main() -> None:
         "classic": classic(target, rate),
         "batch": by_batch(target, (1, 8, 32) if arguments.quick else BATCHES),
         "surface": surface(target, rows if not arguments.quick else (1, 4, 8, 16)),
-        "fetch_ahead": ahead(model),
         "trace": trace(target, arguments.trace),
         "engine": engines(target, config, arguments.tokens),
         "rows": by_rows(model, arguments.kernels, rows),

@@ -76,12 +76,11 @@ class RandomModel:
         kernel: str = "auto",
         tile_m: int = 16,
         *,
-        fetch_ahead: bool = False,
         max_rows: int = 128,
         max_logits: int = 64,
     ) -> Step:
         """Return a step whose products run on one kernel."""
-        backend = CudaBackend(kernel=kernel, tile_m=tile_m, fetch_ahead=fetch_ahead, cache=CUBINS)
+        backend = CudaBackend(kernel=kernel, tile_m=tile_m, cache=CUBINS)
         arch, kv = self.target.arch, self.target.kv
         return backend.compile(
             lambda ops: forward(ops, arch, self.weights, kv),

@@ -30,8 +30,7 @@ class CudaBackend:
     Args:
         kernel: how rows share weight reads: "auto", "gemv", "multirow" or "tile". The bytes are
             the same.
-        tile_m: rows of a tile.
-        fetch_ahead: a product fetches the beginning of the next one's weight to L2.
+        tile_m: rows of a tile where kernel is "tile".
         cache: folder of compiled kernels; None compiles them anew.
 
     Raises:
@@ -45,12 +44,7 @@ class CudaBackend:
     build: str  # tells builds of the kernels apart
 
     def __init__(
-        self,
-        *,
-        kernel: str = "auto",
-        tile_m: int = 16,
-        fetch_ahead: bool = False,
-        cache: Path | None = None,
+        self, *, kernel: str = "auto", tile_m: int = 16, cache: Path | None = None
     ) -> None:
         if not torch.cuda.is_available():
             raise LoadError(
@@ -60,7 +54,9 @@ class CudaBackend:
             raise ConfigError(
                 f"tile_m must be one of {', '.join(map(str, TILE_ROWS))} on cuda, got {tile_m}"
             )
-        self._products = Products(kernel=kernel, tile_m=tile_m, fetch_ahead=fetch_ahead)
+        self._products = Products(
+            kernel=kernel, tile_m=tile_m if kernel == "tile" else TILE_ROWS[0]
+        )
         self._kernels = StepKernels.load(cache)
         self._cache = cache
         self._weight_bytes = 0

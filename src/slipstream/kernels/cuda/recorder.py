@@ -64,15 +64,10 @@ class Normed:
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """How rows share weight reads: `kernel` and `tile_m` as in EngineConfig.
-
-    Attributes:
-        fetch_ahead: a product fetches the beginning of the next one's weight to L2 as it drains.
-    """
+    """How rows share weight reads: `kernel` and `tile_m` as in EngineConfig."""
 
     kernel: str
     tile_m: int
-    fetch_ahead: bool
 
     def kernel_of(self, num_rows: int) -> str:
         """Return the kernel that serves a forward."""
@@ -91,7 +86,6 @@ class Recorder:
         self._logits: torch.Tensor | None = None
         self._argmax: torch.Tensor | None = None
         self._workspace_bytes = 0
-        self._order: list[CudaWeight] = []  # weights as the products read them
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
         self._attention: dict[tuple[Any, ...], _Attention] = {}
 
@@ -206,8 +200,7 @@ class Recorder:
         residual: torch.Tensor | None,
         count: Callable[[int, int], int],
     ) -> None:
-        products, order, place = self._products, self._order, len(self._order)
-        order.append(weight)
+        products = self._products
 
         def launch(rows: int, wanted: int) -> None:
             num_rows = count(rows, wanted)
@@ -220,11 +213,6 @@ class Recorder:
                     num_rows=num_rows,
                     kernel=products.kernel_of(num_rows),
                     tile_m=products.tile_m,
-                    upcoming=(
-                        order[place + 1]
-                        if products.fetch_ahead and place + 1 < len(order)
-                        else None
-                    ),
                 )
 
         self._add(launch)
