@@ -1,4 +1,4 @@
-"""A profile's key names the GPU, its driver and the build of its kernels where one runs the model."""
+"""A profile's key names the GPU, its driver and the build of its kernels."""
 
 from __future__ import annotations
 
