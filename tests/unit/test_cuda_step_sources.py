@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="the kernels are loaded by torch")
 from slipstream.errors import LoadError
 from slipstream.kernels.cuda import compiler
 from slipstream.kernels.cuda.kernels import ATTENTION_KERNELS, LAYER_KERNELS, AttentionBuild
+from slipstream.kernels.cuda.sampling import SAMPLING_KERNELS
 
 # Shared memory that a block may have (CUDA C++ Programming Guide, compute capabilities).
 SHARED_BYTES = {
@@ -54,9 +55,10 @@ def check(source: str, names: tuple[str, ...], arch: str, defines: dict[str, int
     assert not cubin.log.strip()
 
 
-def test_layers_and_argmax_compile(arch: str) -> None:
+def test_layers_argmax_and_sampling_compile(arch: str) -> None:
     check("layers.cu", LAYER_KERNELS, arch, {})
     check("argmax.cu", ("argmax",), arch, {})
+    check("sampling.cu", SAMPLING_KERNELS, arch, {})
 
 
 @pytest.mark.parametrize("padded_dim", [32, 128, 256])
