@@ -25,8 +25,8 @@ HICCUP = 3.0
 # Most that one held-up classic step forgives, in times of what it lost itself: classic steps are
 # rare where drafting pays, and one of them would else speak for hours.
 MOST_FORGIVEN = 4.0
-# Steps of either kind that are taken to have been run before the first: a hiccup among the first few
-# rounds says as little about drafting as none.
+# Steps of either kind that are taken to have been run before the first: a hiccup among the first
+# few rounds says as little about drafting as none.
 PRIOR_STEPS = 256
 
 
