@@ -192,3 +192,14 @@ def test_the_real_model_is_benched_with_equal_outputs(capsys: pytest.CaptureFixt
     assert {arm["batch"] for arm in value["arms"]} == {1, 2}
     assert value["bound"]["bandwidth"] > 1e9
     assert all(arm["tokens"] > 0 for arm in value["arms"])
+
+
+def test_a_picture_of_a_run_that_never_drafted_is_drawn(
+    toy: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.drafters.ngram import NGramDrafter
+
+    monkeypatch.setattr(NGramDrafter, "propose", lambda *_: [])
+    picture = tmp_path / "out.png"
+    assert main([*toy, "--plot", str(picture), "--allow-misleading"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -30,7 +30,7 @@ from tests.fake_model import VOCAB
 def run(world: World, asked: Workload, k_values: Any, **more: Any) -> Run:
     own = bench(world, k_values, more.pop("rates", (1.0,)), peers=more.pop("peers", ()))
     batches = more.get("batches", (1,))
-    own.warm_up(16, never)
+    own.warm_up(limits(batches=batches), never)
     return own.run(groups_of(asked, batches), limits(**more), never)
 
 
@@ -90,15 +90,15 @@ def test_a_batch_is_answered_side_by_side_and_its_tokens_are_all_counted() -> No
 def test_a_different_output_stops_the_run_and_says_where() -> None:
     world = World()
     own = bench(world, [0, 2])
-    own.warm_up(16, never)
-    engine = own._engines[1]
-    original = engine._scheduler.add  # type: ignore[union-attr]
+    own.warm_up(limits(), never)
+    engine = own._engines[1, 1]
+    original = engine._scheduler.add
 
     def tampered(request: Any) -> None:
         request.sequence.token_ids[-1] = (request.sequence.token_ids[-1] + 1) % VOCAB
         original(request)
 
-    engine._scheduler.add = tampered  # type: ignore[union-attr, method-assign]
+    engine._scheduler.add = tampered  # type: ignore[method-assign]
     asked = workload(conversation(1), conversation(2))
     done = own.run(groups_of(asked, (1,)), limits(), never)
     assert len(done.mismatches) == 2  # both passes of the arm, and the second prompt never ran
@@ -119,7 +119,7 @@ def test_later_turns_follow_what_classic_decoding_answered() -> None:
         ("2", 0),
     ]
     own = bench(world, [0, 2])
-    own.warm_up(16, never)
+    own.warm_up(limits(), never)
     done = own.run(groups, limits(max_tokens=8), never)
     answer = next(trial for trial in done.trials if trial.group == 0).texts[0]
     prompts = _Plain.seen

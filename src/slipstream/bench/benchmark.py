@@ -108,9 +108,6 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     bandwidth, how = read_bandwidth(BANDWIDTH_REPEATS)
     bound = Bound(weight_bytes=model.target.backend.weight_bytes(), bandwidth=bandwidth, how=how)
     announce(str(bound))
-    times_s = {
-        variant.name: own.time_widths(max(plan.limits.batches)) for variant, own in models.items()
-    }
     peers, failed = open_peers(
         plan.peers,
         path,
@@ -127,11 +124,12 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
             scripts,
             peers,
         )
-        bench.warm_up(plan.limits.max_tokens, progress)
+        bench.warm_up(plan.limits, progress)
         run = bench.run(groups_of(plan.workload, plan.limits.batches), plan.limits, progress)
     finally:
         for peer in peers:
             peer.close()
+    times_s = {variant.name: own.times_s for variant, own in models.items()}
     run.failed = failed | run.failed
     run.notes[:0] = left_over(plan.workload, plan.limits.batches)
     if not run.trials:

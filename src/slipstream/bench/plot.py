@@ -14,6 +14,8 @@ INK, PAPER, GRID = "#222222", "#ffffff", "#dddddd"
 # Okabe and Ito's colours, told apart by colour-blind readers too; auto is the last, strongest one.
 COLOURS = ("#56b4e9", "#009e73", "#f0e442", "#0072b2", "#cc79a7", "#e69f00", "#999999")
 AUTO = "#d55e00"
+# A place that was reached less often than this is left out of the picture.
+FEWEST_DRAFTS = 20
 
 
 def plot(path: Path, setup: Setup, rows: Sequence[Row]) -> None:
@@ -81,7 +83,7 @@ def _speedups(axes: Any, rows: Sequence[Row]) -> None:
     axes.axhline(1.0, color=INK, linewidth=1)
     axes.set_xticks(range(len(categories)), categories)
     _finish(axes, "speedup over classic, by category and arm", "", "times classic")
-    axes.legend(ncols=len(arms), frameon=False, fontsize=8, loc="upper left")
+    _legend(axes, ncols=len(arms), loc="upper left")
     top = max((row.ci[1] for row in rows if row.ci), default=1.5)
     axes.set_ylim(0, max(1.25, min(top, 8.0)) * 1.12)
 
@@ -102,7 +104,7 @@ def _costs(axes: Any, setup: Setup, variant: str) -> None:
         )
         axes.set_ylim(0, 1e3 * max(*times.values(), setup.bound.seconds) * 1.25)
     _finish(axes, "what a forward costs, by rows (1 + drafted)", "rows", "ms")
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
 
 
 def _acceptance(axes: Any, rows: Sequence[Row]) -> None:
@@ -110,12 +112,19 @@ def _acceptance(axes: Any, rows: Sequence[Row]) -> None:
         row for row in rows if row.requested_k not in (0, None)
     ]
     for number, row in enumerate(own):
-        if row.acceptance_by_position:
-            places = range(1, len(row.acceptance_by_position) + 1)
+        shown = [
+            chance
+            for chance, drafted in zip(
+                row.acceptance_by_position, row.drafted_by_position, strict=True
+            )
+            if drafted >= FEWEST_DRAFTS
+        ]
+        if shown:
+            places = range(1, len(shown) + 1)
             overall = row.category == OVERALL
             axes.plot(
                 places,
-                row.acceptance_by_position,
+                shown,
                 "o-" if overall else ".-",
                 color=AUTO if overall else COLOURS[number % len(COLOURS)],
                 linewidth=2 if overall else 1,
@@ -123,11 +132,17 @@ def _acceptance(axes: Any, rows: Sequence[Row]) -> None:
             )
     axes.set_ylim(0, 1.05)
     _finish(axes, "acceptance by position, given those before", "place of the draft", "share")
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    _legend(axes, ncols=2)
 
 
 def _colour(row: Row, number: int) -> str:
     return AUTO if row.requested_k == "auto" else COLOURS[number % len(COLOURS)]
+
+
+def _legend(axes: Any, **how: Any) -> None:
+    """Draw a legend, if there is anything to explain."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8, **how)
 
 
 def _finish(axes: Any, title: str, x: str, y: str) -> None:

@@ -111,7 +111,7 @@ def _random(workload: Workload, model: Model) -> list[Misleading]:
                 Misleading(
                     kind="random_tokens",
                     text=f"prompt {conversation.id} ({conversation.category}) is no text to this "
-                    f"model: {surprise:.1f} nats a token, the limit is {limit:.1f}, somewhat below guessing blindly",
+                    f"model: it is surprised by {surprise:.1f} nats a token, more than {limit:.1f}",
                 )
             )
     return out

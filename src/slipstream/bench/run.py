@@ -26,6 +26,8 @@ Progress = Callable[[str, float], None]
 # What every engine answers before anything counts.
 WARM_UP = "Say something about the weather, then count to twenty."
 WARM_UP_TOKENS = 48
+# Tokens by which a peer's settings are compared; slow ones would take minutes for more.
+SETTLE_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,9 @@ class Run:
 
 
 class Bench:
-    """The engines of every arm, and the runs over them.
+    """The engines of every arm at every batch, and the runs over them.
+
+    An arm learns in one batch nothing from another, so that rows do not hang together.
 
     Args:
         models: one of each variant.
@@ -93,18 +97,19 @@ class Bench:
         assert arms[0].is_classic, "classic decoding is the measure of everything"
         self._model = next(iter(models.values()))
         self._arms = [*arms, *(Arm(k=None, variant=None, peer=peer.name) for peer in peers)]
-        self._engines: list[Engine | Peer] = [
-            models[arm.variant].make(None if arm.is_classic else make_drafter, k=_setting(arm))
-            for arm in arms
-            if arm.variant is not None
-        ]
-        self._engines += peers
+        self._models = models
+        self._make_drafter = make_drafter
+        self._engines: dict[tuple[int, int], Engine] = {}
+        self._peers = {peer.name: peer for peer in peers}
         self._scripts = scripts
         self._clock = clock
         self._failed: dict[str, str] = {}
 
-    def warm_up(self, max_tokens: int, progress: Progress) -> None:
-        """Let every engine answer once; peers find their best settings."""
+    def warm_up(self, limits: Limits, progress: Progress) -> None:
+        """Time widths and let every engine answer once; peers find their best settings."""
+        for model in self._models.values():
+            progress("timing forwards", 0.0)
+            model.time_widths(max(limits.batches))
         engine = self._model.engine
         text = WARM_UP
         prompt = [{"role": "user", "content": text}] if engine.has_chat_template else text
@@ -113,17 +118,17 @@ class Bench:
         stops = sorted(engine.tokenizer.stop_ids)
         for number, arm in enumerate(self._arms):
             progress("warming up", number / len(self._arms))
-            other = self._engines[number]
-            if isinstance(other, Engine):
+            if not arm.peer:
                 params = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-                run_trial(other, [ids], params, Trial(arm=0, group=0, turn=0), self._clock)
-                self._scripts.clear()
-            else:
-                progress(f"best setting of {arm.name}", 0.0)
-                try:
-                    other.settle(ids, max_tokens, stops)
-                except PeerError as error:
-                    self._failed[arm.peer] = str(error)
+                for batch in limits.batches:
+                    trial = Trial(arm=number, group=0, turn=0)
+                    run_trial(self._engine(number, batch), [ids], params, trial, self._clock)
+                continue
+            progress(f"best setting of {arm.name}", 0.0)
+            try:
+                self._peers[arm.peer].settle(ids, min(limits.max_tokens, SETTLE_TOKENS), stops)
+            except PeerError as error:
+                self._failed[arm.peer] = str(error)
         progress("warming up", 1.0)
 
     def run(self, groups: Sequence[Group], limits: Limits, progress: Progress) -> Run:
@@ -181,13 +186,14 @@ class Bench:
         ]
         first: Trial | None = None
         for place, index in enumerate([*order, *reversed(order)]):
-            arm, engine = self._arms[index], self._engines[index]
+            arm = self._arms[index]
             rest()
             trial = Trial(arm=index, group=number, turn=int(place >= len(order)))
-            if isinstance(engine, Engine):
+            if not arm.peer:
+                engine = self._engine(index, len(prompts))
                 run_trial(engine, prompts, params, trial, self._clock)
             elif arm.peer in run.failed or not _ask_peer(
-                engine, prompts[0], max_tokens, self._model, trial, run
+                self._peers[arm.peer], prompts[0], max_tokens, self._model, trial, run
             ):
                 continue
             run.trials.append(trial)
@@ -202,9 +208,21 @@ class Bench:
     def _read(self, prompts: list[list[int]]) -> None:
         """Read prompts into the cache of every model, so that all trials find them there alike."""
         for number, arm in enumerate(self._arms):
-            engine = self._engines[number]
-            if arm.is_classic and isinstance(engine, Engine):
+            if arm.is_classic:
+                engine = self._engine(number, len(prompts))
                 engine.generate(prompts, SamplingParams(max_tokens=1))
+
+    def _engine(self, index: int, batch: int) -> Engine:
+        """Return an arm's engine for a batch, made when it is asked for first."""
+        engine = self._engines.get((index, batch))
+        if engine is None:
+            arm = self._arms[index]
+            assert arm.variant is not None
+            engine = self._models[arm.variant].make(
+                None if arm.is_classic else self._make_drafter, k=_setting(arm)
+            )
+            self._engines[index, batch] = engine
+        return engine
 
 
 def _ask_peer(

@@ -1,4 +1,4 @@
-"""What a scripted drafter replays in a benchmark: the prompts that run and their classic replies."""
+"""What a scripted drafter replays in a benchmark: the group that runs and its classic replies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ class Scripts:
     def set(self, prompts: Sequence[list[int]], replies: Sequence[list[int]]) -> None:
         """Take a group's texts in place of those of the group before."""
         self.texts = [[*prompt, *ids] for prompt, ids in zip(prompts, replies, strict=True)]
-
-    def clear(self) -> None:
-        """Have nothing to replay."""
-        self.texts = []
 
     def maker(self, spec: ScriptedSpec, vocab_size: int) -> Callable[[], ScriptedDrafter]:
         """Return what makes a drafter of the present group.

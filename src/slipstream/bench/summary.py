@@ -42,6 +42,7 @@ class Row:
         acceptance_length: accepted + 1, mean over rounds with k > 0.
         acceptance_by_position: of the tokens drafted at a place, how many were accepted, given
             that those before were.
+        drafted_by_position: how many tokens that was at each place.
         k_histogram: rounds of each k, classic ones under "0".
         latency_ms: per token: its round's time over its round's tokens; `worst` is the longest
             round.
@@ -68,6 +69,7 @@ class Row:
     classic_rounds: int
     acceptance_length: float | None
     acceptance_by_position: list[float]
+    drafted_by_position: list[int]
     k_histogram: dict[str, int]
     latency_ms: dict[str, float]
     classic_ms: float | None
@@ -180,6 +182,7 @@ class Trials:
         spent = [sum(getattr(trial, name) for trial in trials) for name in _SECONDS]
         round_s, verify_s, draft_s, classic_s = spent
         mean_drafted = drafted / rounds if rounds else None
+        by_position = _by_position(outcomes)
         return Row(
             name=_shown(arm, mean_drafted),
             requested_k=arm.k,
@@ -197,7 +200,8 @@ class Trials:
             rounds=rounds,
             classic_rounds=classic_rounds,
             acceptance_length=1 + accepted / rounds if rounds else None,
-            acceptance_by_position=_by_position(outcomes),
+            acceptance_by_position=[passed / tried for tried, passed in by_position],
+            drafted_by_position=[tried for tried, _ in by_position],
             k_histogram={str(k): count for k, count in sorted(histogram.items())},
             latency_ms=_latency([wait for trial in trials for wait in trial.waits]),
             classic_ms=_mean_ms(classic_s, classic_rounds),
@@ -262,16 +266,16 @@ def _outcome(ci: tuple[float, float] | None) -> Outcome:
     return "even" if low > 0.98 and high < 1.02 else "unsure"
 
 
-def _by_position(outcomes: Counter[tuple[int, int]]) -> list[float]:
-    """Return the chance of each drafted place, given that those before were accepted."""
-    chances = []
+def _by_position(outcomes: Counter[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return, for each place, how often those before were accepted, and how often it was too."""
+    out = []
     for place in range(MAX_K):
         tried = sum(n for (k, taken), n in outcomes.items() if k > place and taken >= place)
         if not tried:
             break
         passed = sum(n for (k, taken), n in outcomes.items() if k > place and taken > place)
-        chances.append(passed / tried)
-    return chances
+        out.append((tried, passed))
+    return out
 
 
 def _latency(waits: Sequence[tuple[float, int]]) -> dict[str, float]:

@@ -10,6 +10,8 @@ from slipstream.bench.record import Setup, precision_reached
 from slipstream.bench.run import Run
 from slipstream.bench.summary import OVERALL, Row, Trials
 
+# An interval whose ends are this many times apart says nothing; the JSON has it all the same.
+WIDE = 4.0
 _STYLES = {"gain": "green", "loss": "red", "even": "", "unsure": "dim"}
 
 
@@ -211,7 +213,9 @@ def _speedup(row: Row) -> str:
 
 
 def _interval(ci: tuple[float, float] | None) -> str:
-    return "-" if ci is None else f"{ci[0]:.2f}–{ci[1]:.2f}"
+    if ci is None:
+        return "-"
+    return f"{ci[0]:.2f}–{ci[1]:.2f}" if ci[1] < WIDE * ci[0] else "wide"
 
 
 def _verdict(row: Row) -> str:
