@@ -95,6 +95,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     spec = ScriptedSpec.parse(plan.drafter) if plan.drafter.startswith(PREFIX) else None
     num_seqs = max(plan.config.max_num_seqs, *plan.limits.batches)
     config = dataclasses.replace(plan.config, max_num_seqs=num_seqs)
+    made = provenance(path)
     progress("loading", 0.0)
     models = {
         variant: Model.load(path, config, **dataclasses.asdict(variant))
@@ -137,7 +138,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
             "nothing was run", hint=run.notes[-1] if run.notes else "the workload is empty"
         )
     setup = Setup(
-        provenance=provenance(path),
+        provenance=made,
         config=dataclasses.replace(model.engine.config, drafter="auto"),
         backend={
             "name": model.target.backend.name,
