@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from slipstream.bench.arms import Variant, arms_of
@@ -115,6 +116,8 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
         python=plan.peer_python,
         progress=lambda text: progress(text, 0.0),
     )
+    lengths = [len(model.ids(asked.turns[0])) for asked in plan.workload.conversations]
+    context_len = int(median(lengths)) + plan.limits.max_tokens // 2
     scripts = Scripts()
     vocab_size = model.target.arch.vocab_size
     try:
@@ -124,13 +127,14 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
             NGramDrafter if spec is None else scripts.maker(spec, vocab_size),
             scripts,
             peers,
+            context_len,
         )
         bench.warm_up(plan.limits, progress)
         run = bench.run(groups_of(plan.workload, plan.limits.batches), plan.limits, progress)
     finally:
         for peer in peers:
             peer.close()
-    times_s = {variant.name: own.times_s for variant, own in models.items()}
+    times_s = {variant.name: own.usual_s for variant, own in models.items()}
     run.failed = failed | run.failed
     run.notes[:0] = left_over(plan.workload, plan.limits.batches)
     if not run.trials:
@@ -150,6 +154,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
         limits=plan.limits,
         bound=bound,
         times_s=times_s,
+        context_len=context_len,
         warnings=warnings,
         peers={peer.name: peer.facts for peer in peers},
     )

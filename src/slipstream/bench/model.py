@@ -34,7 +34,9 @@ class Model:
         self.engine = engine
         self.target = engine.target
         self.tokenizer = engine.tokenizer
-        self.times_s: dict[int, float] = {}  # of forwards by row count, once `time_widths` ran
+        # Seconds of forwards by row count: as policies are told them, and after a usual prompt.
+        self.loaded_s: dict[int, float] = {}
+        self.usual_s: dict[int, float] = {}
 
     @classmethod
     def load(
@@ -47,23 +49,27 @@ class Model:
         """Return a prompt's token ids."""
         return list(prompt_ids(prompt, self.tokenizer, self.engine._template))
 
-    def time_widths(self, num_seqs: int = 1) -> dict[int, float]:
-        """Time forwards of every row count that so many sequences may need, and keep the seconds.
+    def time_widths(self, num_seqs: int, context_len: int) -> None:
+        """Time forwards of every row count that so many sequences may need.
 
-        Pages are borrowed as they lie, so this comes before the first reply.
-
-        Returns:
-            Seconds by row count, at an empty context.
+        Twice: with nothing read yet, as loading does and policies are told, and after
+        `context_len` tokens, as far as the model goes, which is what rounds are predicted by. Pages
+        are borrowed as they lie, so this comes before the first reply.
         """
+        self.loaded_s = self._timed(num_seqs, 0)
+        limit = self.target.max_model_len - max(self.loaded_s)
+        self.usual_s = self._timed(num_seqs, max(0, min(context_len, limit)))
+
+    def _timed(self, num_seqs: int, context_len: int) -> dict[int, float]:
+        """Return the seconds of forwards at a context, by row count."""
         assert not self.engine.pages.num_published, "the pages hold somebody's prefix"
         policy = MeasuredPolicy(pad_to=self.engine._pad_to)
         budget = RowBudget.of(self.engine.config, self.target.arch.vocab_size)
-        counts = row_counts(policy, num_seqs, room(self.target, budget))
-        with idle_forwards(self.target, budget, max(counts), clock=self.engine._clock) as forwards:
-            self.times_s = time_rows(
-                forwards, counts, budget_s=CALIBRATION_S, clock=self.engine._clock
-            )
-        return self.times_s
+        counts = row_counts(policy, num_seqs, room(self.target, budget, context_len))
+        clock = self.engine._clock
+        with idle_forwards(self.target, budget, max(counts), context_len, clock=clock) as forwards:
+            forwards.fill(budget.prefill)
+            return time_rows(forwards, counts, budget_s=CALIBRATION_S, clock=clock)
 
     def make(
         self,
@@ -80,7 +86,7 @@ class Model:
         config = dataclasses.replace(self.engine.config, k=k, drafter="auto")
         pairing = Pairing.fresh(config, make_drafter)
         if pairing.policy is not None and timed:
-            calibrate(pairing.policy, self.times_s or self.time_widths(), 0)
+            calibrate(pairing.policy, self.loaded_s or self._timed(1, 0), 0)
         return Engine(
             self.target,
             self.tokenizer,

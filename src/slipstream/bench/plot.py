@@ -103,7 +103,8 @@ def _costs(axes: Any, setup: Setup, variant: str) -> None:
             label="one step for each row",
         )
         axes.set_ylim(0, 1e3 * max(*times.values(), setup.bound.seconds) * 1.25)
-    _finish(axes, "what a forward costs, by rows (1 + drafted)", "rows", "ms")
+    title = f"what a forward costs after {setup.context_len} tokens, by rows (1 + drafted)"
+    _finish(axes, title, "rows", "ms")
     _legend(axes)
 
 

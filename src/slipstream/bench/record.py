@@ -58,6 +58,7 @@ class Setup:
         config: settings as they were resolved.
         backend: name and reason of the back end.
         times_s: seconds of forwards by row count, of each variant's name, timed before the run.
+        context_len: the context at which they were timed.
     """
 
     provenance: dict[str, Any]
@@ -68,6 +69,7 @@ class Setup:
     limits: Limits
     bound: Bound
     times_s: dict[str, dict[int, float]]
+    context_len: int = 0
     warnings: list[Misleading] = field(default_factory=list)
     peers: dict[str, Any] = field(default_factory=dict)
 
@@ -92,6 +94,7 @@ def record(setup: Setup, run: Run, trials: Trials, rows: Sequence[Row]) -> dict[
         "warnings": [dataclasses.asdict(warning) for warning in setup.warnings],
         "notes": run.notes,
         "bound": {**vars(setup.bound), "ms": round(1e3 * setup.bound.seconds, 4)},
+        "forward_context": setup.context_len,
         "forward_ms": {
             name: {str(rows): round(1e3 * seconds, 4) for rows, seconds in times.items()}
             for name, times in setup.times_s.items()

@@ -83,6 +83,7 @@ class Bench:
         arms: classic of the first variant first.
         make_drafter: returns a fresh drafter for each reply; `scripts` is what it may replay.
         peers: engines of others, arms at batch 1.
+        context_len: tokens that a prompt usually has, for the prediction of what rounds take.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Bench:
         make_drafter: Callable[[], Drafter],
         scripts: Scripts,
         peers: Sequence[Peer] = (),
+        context_len: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert arms[0].is_classic, "classic decoding is the measure of everything"
@@ -102,6 +104,7 @@ class Bench:
         self._engines: dict[tuple[int, int], Engine] = {}
         self._peers = {peer.name: peer for peer in peers}
         self._scripts = scripts
+        self._context_len = context_len
         self._clock = clock
         self._failed: dict[str, str] = {}
 
@@ -109,7 +112,7 @@ class Bench:
         """Time widths and let every engine answer once; peers find their best settings."""
         for model in self._models.values():
             progress("timing forwards", 0.0)
-            model.time_widths(max(limits.batches))
+            model.time_widths(max(limits.batches), self._context_len)
         engine = self._model.engine
         text = WARM_UP
         prompt = [{"role": "user", "content": text}] if engine.has_chat_template else text
