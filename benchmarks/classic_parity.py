@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
@@ -51,14 +52,12 @@ class Silent:
 
 
 class Arm:
-    """An engine on pages of its own, and the seconds of its classic steps by lap."""
+    """An engine, and the seconds of its classic steps by lap."""
 
-    def __init__(self, engine: Any, k: str, number: int, num_pages: int) -> None:
+    def __init__(self, engine: Any, k: str) -> None:
         self.engine, self.k = engine, k
         self.laps: list[list[float]] = []
         self.num_rows = 0
-        if number:
-            engine.pages.allocate(number * num_pages)  # those of the arms before, never given back
         step = engine.target.step
 
         def counted(rows: Any) -> Any:
@@ -98,13 +97,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    from engines import Model, interval
-
+    from slipstream.bench.model import Model
     from slipstream.drafters.ngram import NGramDrafter
-    from slipstream.engine.pages import pages_for
 
     path = find_model(args.model)
-    model = Model(path)
+    model = Model.load(path, prefix_cache="off")
     drafters = {
         "no drafter": (None, "off"),
         "no drafter, again": (None, "off"),
@@ -112,11 +109,7 @@ def main() -> int:
         "auto, nothing offered": (Silent, "auto"),
         "auto, lookup": (NGramDrafter, "auto"),
     }
-    num_pages = pages_for(PROMPT + args.tokens)
-    arms = {
-        name: Arm(model.make(drafter), k, number, num_pages)
-        for number, (name, (drafter, k)) in enumerate(drafters.items())
-    }
+    arms = {name: Arm(model.make(drafter), k) for name, (drafter, k) in drafters.items()}
     prompt = model.tokenizer.encode(sample_text(), parse_special=False)[:PROMPT]
     for lap in range(args.laps + 1):
         for arm in arms.values():
@@ -127,7 +120,7 @@ def main() -> int:
                 for _ in range(BLOCK):
                     arm.step()
             rng.shuffle(order)
-    result = compare(arms, interval)
+    result = compare(arms)
     line = json.dumps({"provenance": provenance(path), "arms": result})
     if args.json:
         args.json.write_text(line + "\n")
@@ -135,8 +128,10 @@ def main() -> int:
     return 0
 
 
-def compare(arms: dict[str, Arm], interval: Any) -> dict[str, Any]:
+def compare(arms: dict[str, Arm]) -> dict[str, Any]:
     """Print and return each arm's mean step and its ratio to the engine without a drafter."""
+    from slipstream.bench.interval import Passes, interval
+
     limit = HICCUP * statistics.median(s for arm in arms.values() for lap in arm.laps for s in lap)
     means = {
         name: [
@@ -147,7 +142,11 @@ def compare(arms: dict[str, Arm], interval: Any) -> dict[str, Any]:
     base = means["no drafter"]
     result = {}
     for name, taken in means.items():
-        low, high = interval(list(zip(taken, base, strict=True)))
+        laps = [
+            (Passes(tokens=[1], seconds=[plain]), Passes(tokens=[1], seconds=[own]))
+            for own, plain in zip(taken, base, strict=True)
+        ]
+        low, high = interval([laps]) or (math.nan, math.nan)
         result[name] = {
             "ms": 1e3 * statistics.fmean(taken),
             "ratio": sum(taken) / sum(base),

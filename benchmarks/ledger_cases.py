@@ -3,8 +3,8 @@
     python benchmarks/ledger_cases.py [--cases 10000] [--seed 0] [--jobs 1]
 
 An adversary sees k before it picks how much is accepted and what the round takes. It also moves the
-classic step's cost (heat, context), changes the batch, and throws in hiccups. After a case the
-bound of docs/policy.md is checked over every window of its rounds.
+classic step's cost (heat, context), changes the batch, and throws in hiccups: into rounds that
+draft, or (style "weather") into any step, as a busy machine does. After a case the bound of docs/policy.md is checked over every window of its rounds.
 """
 
 from __future__ import annotations
@@ -24,18 +24,34 @@ from slipstream.policy.base import RoundOutcome, RoundView, StepOutcome, StepVie
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.ledger import CAPACITY_STEPS, RHO
 
-STYLES = ("greedy", "trap", "random", "hiccup", "drift", "batch", "walk", "idle", "mixed")
+STYLES = (
+    "greedy",
+    "trap",
+    "random",
+    "hiccup",
+    "drift",
+    "batch",
+    "walk",
+    "idle",
+    "mixed",
+    "weather",
+)
 
 
 @dataclass(frozen=True)
 class Played:
-    """One step: seconds taken, classic seconds of its tokens, and what the theorem names."""
+    """One step: seconds taken, classic seconds of its tokens, and what the theorem names.
+
+    Attributes:
+        forgiven_s: debt that was taken back when the step was accounted for.
+    """
 
     taken_s: float
     classic_s: float
     delta: float
     capacity_s: float
     overshoot_s: float
+    forgiven_s: float = 0.0
 
 
 def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
@@ -55,7 +71,8 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
             policy.cost.calibrate(rows, 100, step_s * (1.0 + slope * (rows - 1)))
     heat, kv, batch, trust = 1.0, 100, 1, 0
     fixed: list[int | None] = [None] * 6
-    played = []
+    played: list[Played] = []
+    forgiven_s = 0.0
     for _ in range(num_rounds):
         if style in ("drift", "walk"):
             heat *= rng.uniform(0.98, 1.02) if style == "walk" else 1.0 + 0.5 / num_rounds
@@ -106,6 +123,8 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
             forward_s *= rng.choice((1.0, 1.02, 1.05))
         if drafts and style == "hiccup" and rng.random() < 0.05:
             forward_s *= rng.choice((2.0, 20.0))
+        if style == "weather" and rng.random() < 0.05:
+            forward_s += rng.choice((2.0, 20.0)) * step_s
         round_s = forward_s + draft_s
         # Without drafts of its own choice, a step is worth what it took, its peeks excepted.
         gained = sum(hits for hits, own in zip(accepted, fixed, strict=False) if own is None)
@@ -119,8 +138,10 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                 delta=value_s / truth_s - 1.0 if drafts else 0.0,
                 capacity_s=CAPACITY_STEPS * believed_s,
                 overshoot_s=max(0.0, round_s - worst_s) if drafts else 0.0,
+                forgiven_s=policy.ledger.forgiven_s - forgiven_s,  # in the step before
             )
         )
+        forgiven_s = policy.ledger.forgiven_s
         numbers = list(range(batch))
         quiet = free and not offered
         if quiet and policy.pass_by(numbers, kv * batch, draft_s, round_s):
@@ -160,7 +181,7 @@ def slack(played: list[Played]) -> tuple[float, float]:
     factor = (1.0 + RHO) * (1.0 + delta)
     worst = lost = run = run_lost = 0.0  # largest sum over a window, by Kadane's scan
     for step in played:
-        run = max(0.0, run) + step.taken_s - factor * step.classic_s
+        run = max(0.0, run) + step.taken_s - factor * step.classic_s - step.forgiven_s
         run_lost = max(0.0, run_lost) + step.taken_s - step.classic_s
         worst, lost = max(worst, run), max(lost, run_lost)
     return (allowance_s - worst) / capacity_s, lost / capacity_s

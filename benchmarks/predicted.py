@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -58,8 +59,7 @@ def draft_seconds(drafter: Any, script: list[int], k: int) -> float:
 
 def host_seconds(model: Any, script: list[int], args: Any) -> float:
     """Return what rounds take beside forward and drafting, from a width that no cell has."""
-    from engines import reply_to
-
+    from slipstream.bench.model import reply_to
     from slipstream.drafters.scripted import ScriptedDrafter, ScriptedSpec
 
     spec = ScriptedSpec(rates=(0.5,), seed=99)
@@ -94,8 +94,7 @@ def run_lap(
     args: Any,
 ) -> Lap:
     """Predict, then reply classic, drafted, drafted, classic."""
-    from engines import reply_to
-
+    from slipstream.bench.model import reply_to
     from slipstream.drafters.scripted import ScriptedDrafter, ScriptedSpec
     from slipstream.policy.estimate import speedup
 
@@ -123,8 +122,7 @@ def run_cell(
     model: Any, script: list[int], k: int, rate: float, host_s: float, args: Any
 ) -> dict[str, Any]:
     """Predict a cell, then measure it."""
-    from engines import interval
-
+    from slipstream.bench.interval import interval
     from slipstream.drafters.scripted import ScriptedSpec
 
     classic = model.make(None)
@@ -141,7 +139,7 @@ def run_cell(
     accepted, rounds = sum(lap.accepted for lap in laps), sum(lap.rounds for lap in laps)
     measured = sum(a for a, _ in pairs) / sum(b for _, b in pairs)
     mean = sum(lap.predicted for lap in laps) / len(laps)
-    low, high = interval(pairs)
+    low, high = interval([[_passes(lap) for lap in laps]]) or (math.nan, math.nan)
     return {
         "k": k,
         "rate": rate,
@@ -155,6 +153,14 @@ def run_cell(
     }
 
 
+def _passes(lap: Lap) -> Any:
+    """Return a lap as the drafted and the classic passes of one prompt."""
+    from slipstream.bench.interval import Passes
+
+    drafted = Passes(tokens=[2], seconds=[lap.spent_s])
+    return drafted, Passes(tokens=[1, 1], seconds=lap.classic_s)
+
+
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -164,10 +170,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    from engines import Model, reply_to
+    from slipstream.bench.model import Model, reply_to
 
     path = find_model(args.model)
-    model = Model(path)
+    model = Model.load(path, prefix_cache="off")
     prompt = model.tokenizer.encode(sample_text(), parse_special=False)[:PROMPT]
     told = reply_to(model.make(None), prompt, args.tokens, ignore_eos=True)
     script = [*prompt, *told.token_ids]

@@ -1,16 +1,15 @@
 """The sides of a benchmark, seen from the process that drives them.
 
-A `Side` is a worker process (`worker.py`) spoken to in JSON lines. `Contender` is one way to run
-it (threads, and llama.cpp's variant); a measurement scans a side's contenders quickly, keeps the
-fastest two, times them in interleaved trials and takes the better: each side at its best.
+A `Side` is a worker process of `slipstream.bench.peers`, spoken to in JSON lines. `Contender` is
+one way to run it (threads, and llama.cpp's variant); a measurement scans a side's contenders
+quickly, keeps the fastest two, times them in interleaved trials and takes the better: each side at
+its best.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from slipstream.bench.peers.process import PeerError, WorkerProcess
 
 HERE = Path(__file__).resolve().parent
 OURS = "slipstream"
@@ -41,11 +42,10 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class SideError(Exception):
-    """A side is missing, died or answered with an error; the text says which."""
+SideError = PeerError  # a side is missing, died or answered with an error
 
 
-class Side:
+class Side(WorkerProcess):
     """A loaded worker process.
 
     Args:
@@ -54,44 +54,7 @@ class Side:
     """
 
     def __init__(self, python: str, script: str) -> None:
-        self._process = subprocess.Popen(
-            [python, str(HERE / script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment(),
-        )
-        self.facts = self._answer()
-
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have the worker run a method; `elapsed` in the answer is this process's own clock.
-
-        Raises:
-            SideError: the method raised, or the worker is gone.
-        """
-        start = time.perf_counter()
-        try:
-            print(json.dumps({"do": do, **arguments}), file=self._process.stdin, flush=True)
-        except BrokenPipeError as error:
-            raise SideError("the worker is gone") from error
-        return {**self._answer(), "elapsed": time.perf_counter() - start}
-
-    def close(self) -> None:
-        """End the worker."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SideError(f"the worker ended with exit code {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise SideError(answer["error"])
-        return answer
+        super().__init__([python, str(HERE / script)], environment=environment())
 
 
 def ours() -> Side:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from worker import memory, serve, timed
+
+from slipstream.bench.peers.worker import memory, serve, timed
 
 MAX_LOGITS = 16  # logit rows of one step that the engine compiles for
 NUM_PAGES = 64  # enough for the longest context measured; the idle engine has all of its pages free
@@ -120,4 +121,4 @@ class SlipstreamSide:
 
 
 if __name__ == "__main__":
-    serve(SlipstreamSide)
+    serve(lambda emit: SlipstreamSide())

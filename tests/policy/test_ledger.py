@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.policy.ledger import CAPACITY_STEPS, RHO, Ledger
+from slipstream.policy.ledger import CAPACITY_STEPS, MOST_FORGIVEN, RHO, Ledger
 from tests.policy.worlds import benchmark
 
 cases = benchmark("ledger_cases")
@@ -83,3 +83,37 @@ def test_a_round_starts_only_if_its_worst_case_fits() -> None:
     ledger = Ledger(debt_s=6.0)
     assert ledger.may_start(worst_s=3.0, anchors_s=1.0, classic_s=1.0)
     assert not ledger.may_start(worst_s=3.1, anchors_s=1.0, classic_s=1.0)
+
+
+def test_hiccups_of_the_machine_are_forgiven_as_classic_steps_show_them() -> None:
+    """A round was held up for 12 steps; then so is a classic step, as likely in as much time."""
+    ledger = Ledger()
+    ledger.charge(round_s=13.0, value_s=1.0)
+    owed = ledger.debt_s
+    for _ in range(10):
+        ledger.leak(value_s=1.0)
+        ledger.forgive(round_s=1.0, value_s=1.0)
+    assert ledger.forgiven_s == 0.0
+    assert ledger.debt_s == pytest.approx(owed - 10 * RHO)
+    ledger.leak(value_s=1.0)
+    ledger.forgive(round_s=13.0, value_s=1.0)
+    assert 10.0 < ledger.forgiven_s <= 13.0
+    assert 0.0 <= ledger.debt_s < 3.0
+
+
+def test_nothing_is_forgiven_for_slow_rounds_while_classic_steps_run_smoothly() -> None:
+    ledger = Ledger()
+    for _ in range(5):
+        ledger.charge(round_s=20.0, value_s=1.0)
+        for _ in range(50):
+            ledger.leak(value_s=1.0)
+            ledger.forgive(round_s=1.2, value_s=1.0)
+    assert ledger.forgiven_s == 0.0
+    assert ledger.debt_s == pytest.approx(5 * (19.0 - RHO) - 250 * RHO)
+
+
+def test_one_classic_hiccup_forgives_a_few_times_itself_at_most() -> None:
+    ledger = Ledger(debt_s=1e6)
+    ledger.drafting_s = 1e5
+    ledger.forgive(round_s=11.0, value_s=1.0)
+    assert ledger.forgiven_s == pytest.approx(MOST_FORGIVEN * 10.0)

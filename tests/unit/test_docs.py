@@ -22,6 +22,18 @@ def generator() -> ModuleType:
     return module
 
 
+def test_benchmark_tables_are_what_the_results_say() -> None:
+    path = ROOT / "scripts" / "benchmark_tables.py"
+    spec = importlib.util.spec_from_file_location("benchmark_tables", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
+    assert module.MARK.search(page)
+    assert page == module.filled(page), "run python scripts/benchmark_tables.py"
+
+
 @pytest.mark.parametrize(
     ("name", "function"),
     [("cli.md", "command_line"), ("environment-variables.md", "environment_variables")],

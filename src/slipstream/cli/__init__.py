@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli import chat, generate, info, profile, pull, simulate
+from slipstream.cli import bench, chat, generate, info, profile, pull, simulate
 from slipstream.cli.failures import report_failure
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(info.info)
 app.command()(profile.profile)
+app.command()(bench.bench)
 app.command()(simulate.simulate)
 
 

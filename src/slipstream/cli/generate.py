@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slipstream.cli.output import check_writable, write_text
 from slipstream.cli.prompts import read_prompt
 from slipstream.cli.sampling import sampling_params, with_sampling_flags
 from slipstream.cli.settings import engine_config, with_engine_flags
 from slipstream.cli.status import status
 from slipstream.cli.view import Ink, ReplyView, closing_line, print_faint
-from slipstream.errors import ConfigError, RequestError, SlipstreamError
+from slipstream.errors import RequestError
 from slipstream.types import DetailedReply, Reply, SamplingParams
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def generate(
     from slipstream.engine.load import load
 
     if record is not None:
-        _check_writable(record)
+        check_writable(record)
     with status(f"loading {model}"):
         engine = load(model, config)
     recorder = None if record is None else _recorder(engine, model)
@@ -95,25 +95,7 @@ def generate(
     drawn = params.temperature > 0 and params.seed is None
     print_faint(closing_line(reply, seed_matters=drawn), sys.stderr)
     if record is not None and recorder is not None:
-        _write(recorder, record)
-
-
-def _check_writable(path: Path) -> None:
-    """Fail before anything runs, and before anything is lost, if a file cannot be written."""
-    try:
-        if path.exists():
-            path.open("a", encoding="utf-8").close()
-        else:
-            tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _write(recorder: TraceRecorder, path: Path) -> None:
-    try:
-        path.write_text(recorder.as_json(), encoding="utf-8")
-    except OSError as error:
-        raise SlipstreamError(f"cannot write {path}: {error.strerror}") from error
+        write_text(record, recorder.as_json())
 
 
 def _recorder(engine: Engine, model: str) -> TraceRecorder:

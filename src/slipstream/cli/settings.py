@@ -48,6 +48,11 @@ def engine_settings() -> list[Setting]:
 
 def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's `**settings` by one text option for each field of `EngineConfig`."""
+    return with_engine_flags_but()(command)
+
+
+def with_engine_flags_but(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what adds the engine's flags to a command, those of some fields left out."""
     options = [
         inspect.Parameter(
             item.name,
@@ -64,8 +69,9 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
             ],
         )
         for item in engine_settings()
+        if item.name not in names
     ]
-    return with_options(command, options, last=True)
+    return lambda command: with_options(command, options, last=True)
 
 
 def with_options(

@@ -83,7 +83,11 @@ class Forwards:
 
 @contextmanager
 def idle_forwards(
-    target: Target, budget: RowBudget, max_rows: int, context_len: int = 0
+    target: Target,
+    budget: RowBudget,
+    max_rows: int,
+    context_len: int = 0,
+    clock: Clock = time.perf_counter,
 ) -> Iterator[Forwards]:
     """Lend a target's first pages for timing, before any sequence has them; zeroed at the end.
 
@@ -91,7 +95,11 @@ def idle_forwards(
         max_rows: the widest forward, within `room`.
     """
     forwards = Forwards(
-        target, max_rows=max_rows, max_logits=budget.logits, context_len=context_len
+        target,
+        max_rows=max_rows,
+        max_logits=budget.logits,
+        context_len=context_len,
+        clock=clock,
     )
     try:
         yield forwards

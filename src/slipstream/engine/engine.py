@@ -45,6 +45,8 @@ class Engine(Front):
         config: settings of batch, prefix cache, k and padding are read here.
         make_drafter: returns a fresh drafter for each request; None never drafts.
         pairing: drafter and policy with what they have learned, in place of `make_drafter`.
+        pages: the target's pages as another engine left them, its cached prefixes included; the
+            two never run at the same time.
         load_s: seconds that loading took, echoed in every reply.
         clock: seconds from any origin.
     """
@@ -58,6 +60,7 @@ class Engine(Front):
         config: EngineConfig,
         make_drafter: MakeDrafter | None = None,
         pairing: Pairing | None = None,
+        pages: PagePool | None = None,
         load_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -67,7 +70,7 @@ class Engine(Front):
         self.config = config
         self.load_s = load_s
         cache = PrefixCache() if config.prefix_cache == "on" else None
-        self.pages = PagePool(target.kv, cache=cache)
+        self.pages = pages or PagePool(target.kv, cache=cache)
         self._budget = RowBudget.of(config, target.arch.vocab_size)
         self._scheduler = Scheduler(self._budget, self.pages)
         self._limits = Limits(

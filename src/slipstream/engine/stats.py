@@ -26,16 +26,13 @@ class ReplyStats:
         started_s: when its prefill began, None before.
         first_token_s: when prefill gave the first token, None before.
         boundary_s: when the last round ended, which is when the next one starts.
-        k_histogram: rounds by drafted tokens, k > 0.
-        accepted: drafted tokens that were emitted.
+        outcomes: rounds by (drafted tokens, how many of them were emitted), k > 0.
     """
 
     started_s: float | None = None
     first_token_s: float | None = None
     boundary_s: float = 0.0
-    k_histogram: Counter[int] = field(default_factory=Counter)
-    drafted: int = 0
-    accepted: int = 0
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
     classic_rounds: int = 0
     classic_s: float = 0.0
     round_s: float = 0.0
@@ -45,7 +42,25 @@ class ReplyStats:
     @property
     def rounds(self) -> int:
         """Rounds with k > 0."""
-        return self.k_histogram.total()
+        return self.outcomes.total()
+
+    @property
+    def drafted(self) -> int:
+        """Drafted tokens that were verified."""
+        return sum(k * rounds for (k, _), rounds in self.outcomes.items())
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were emitted."""
+        return sum(accepted * rounds for (_, accepted), rounds in self.outcomes.items())
+
+    @property
+    def k_histogram(self) -> Counter[int]:
+        """Rounds by drafted tokens, k > 0."""
+        histogram: Counter[int] = Counter()
+        for (k, _), rounds in self.outcomes.items():
+            histogram[k] += rounds
+        return histogram
 
     def start(self, now: float) -> None:
         """Note that prefill begins, once."""
@@ -68,9 +83,7 @@ class ReplyStats:
             self.classic(now)
             return
         self.boundary_s = now
-        self.k_histogram[outcome.k] += 1
-        self.drafted += outcome.k
-        self.accepted += min(outcome.accepted, outcome.emitted)
+        self.outcomes[outcome.k, min(outcome.accepted, outcome.emitted)] += 1
         self.round_s += outcome.round_s
         self.verify_s += outcome.verify_s
         self.draft_s += outcome.draft_s

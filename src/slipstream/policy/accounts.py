@@ -53,8 +53,9 @@ class Accounts:
             self._ledger.charge(round_s=outcome.round_s, value_s=value_s)
         else:
             # A classic step is worth what it took, however wrong the estimate is.
-            value_s = min(value_s, max(outcome.round_s - outcome.draft_s, 0.0))
-            self._ledger.leak(value_s=value_s, lost_s=outcome.draft_s)
+            took_s = max(outcome.round_s - outcome.draft_s, 0.0)
+            self._ledger.leak(value_s=min(value_s, took_s), lost_s=outcome.draft_s)
+            self._ledger.forgive(round_s=took_s, value_s=value_s)
         if batch == 1:
             return
         shared_s = base_s - classic_s  # what the rows that ride along are worth to everybody
@@ -65,6 +66,7 @@ class Accounts:
                 budget.charge(round_s=outcome.round_s, value_s=worth_s)
             else:
                 budget.leak(value_s=classic_s)
+                budget.forgive(round_s=outcome.round_s - outcome.draft_s, value_s=base_s)
 
     @property
     def num_waiting(self) -> int:
@@ -103,6 +105,7 @@ class Accounts:
             return 0
         value_s = count * quiet.value_s
         self._ledger.leak(value_s=min(value_s, quiet.classic_s), lost_s=quiet.draft_s)
+        self._ledger.classic_s += quiet.classic_s
         if len(quiet.requests) > 1:
             for number in quiet.requests:
                 if number in requests:

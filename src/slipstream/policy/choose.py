@@ -35,6 +35,9 @@ CLASSIC_EVERY = (48, 512)
 # rounds: then the classic step is timed again, whatever its cadence.
 CLASSIC_TOO_SLOW = 0.9
 CLASSIC_AGAIN = 8
+# A classic step that nothing forced is looked at in full once the last look is so many steps old: a
+# look takes 90 us, a step that is classic only to be timed a good part of a step.
+CLASSIC_LOOK = 24
 
 
 FIXED = "fixed: this k was asked for"
@@ -191,6 +194,10 @@ class MeasuredPolicy:
         Returns:
             False if it has something to teach after all: then `observe_step` wants it.
         """
+        level = self.cost.classic.level(len(requests), kv_tokens)
+        seen_at = 0 if level is None else level.seen_at
+        if self._accounts.last is not None and self.rounds - seen_at >= CLASSIC_LOOK:
+            return False
         return self._accounts.pass_by(requests, kv_tokens, draft_s, round_s)
 
     def settle(self) -> None:

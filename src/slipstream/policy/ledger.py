@@ -20,6 +20,14 @@ RHO = 0.007
 CAPACITY_STEPS = 8.0
 # The same share for one request among others: what neighbours' drafts may cost it.
 RHO_NEIGHBOUR = 0.05
+# A classic step beyond this many times its worth was held up by the machine, not by its work.
+HICCUP = 3.0
+# Most that one held-up classic step forgives, in times of what it lost itself: classic steps are
+# rare where drafting pays, and one of them would else speak for hours.
+MOST_FORGIVEN = 4.0
+# Steps of either kind that are taken to have been run before the first: a hiccup among the first
+# few rounds says as little about drafting as none.
+PRIOR_STEPS = 256
 
 
 @dataclass(kw_only=True)
@@ -33,6 +41,8 @@ class Ledger:
         net_s: seconds lost beyond classic decoding since it was made, gains taken off: what a
             report shows, and nothing is decided by.
         value_s: classic value of everything that was emitted in that time.
+        forgiven_s: debt taken back for hiccups of the machine; see `forgive`.
+        drafting_s, classic_s: seconds of rounds that drafted, and of those that did not.
     """
 
     rho: float = RHO
@@ -40,6 +50,9 @@ class Ledger:
     debt_s: float = 0.0
     net_s: float = 0.0
     value_s: float = 0.0
+    forgiven_s: float = 0.0
+    drafting_s: float = 0.0
+    classic_s: float = 0.0
 
     def may_start(self, *, worst_s: float, anchors_s: float, classic_s: float) -> bool:
         """Tell whether a round that drafts may start.
@@ -58,6 +71,7 @@ class Ledger:
             round_s: raw seconds that it took, hiccups included.
             value_s: classic value of all that it emitted.
         """
+        self.drafting_s += round_s
         self._add(round_s - value_s, value_s)
 
     def leak(self, *, value_s: float, lost_s: float = 0.0) -> None:
@@ -68,6 +82,29 @@ class Ledger:
             lost_s: what it spent on drafting all the same, for proposals that are only scored.
         """
         self._add(lost_s, value_s)
+
+    def forgive(self, *, round_s: float, value_s: float) -> None:
+        """Account for the hiccups that a classic step shows the machine to have.
+
+        Rounds that draft are charged what the machine itself loses in them, and classic steps are
+        not, though it loses as much there. So what a classic step loses to a hiccup is taken off
+        the debt, once for each second of drafting beside a second of classic steps: on average
+        that is what drafting was charged for hiccups. Where classic steps run smoothly nothing is
+        ever forgiven.
+
+        Args:
+            round_s: raw seconds of the classic step, its drafting excepted.
+            value_s: what a classic step is worth.
+        """
+        self.classic_s += round_s
+        lost_s = round_s - value_s
+        if value_s <= 0.0 or lost_s < (HICCUP - 1.0) * value_s:
+            return
+        prior_s = PRIOR_STEPS * value_s
+        share = min((self.drafting_s + prior_s) / (self.classic_s + prior_s), MOST_FORGIVEN)
+        taken_s = min(self.debt_s, share * lost_s)
+        self.debt_s -= taken_s
+        self.forgiven_s += taken_s
 
     def owed(self, classic_s: float) -> str:
         """Return the debt beside the capacity in words, e.g. "12.3 of 21.6 ms"."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from slipstream.policy.base import StepOutcome
 from slipstream.policy.cost import octave_of
+from slipstream.policy.ledger import HICCUP
 
 # Steps in a row that may pass by: a full look takes some 90 us, and a change of pace is seen within
 # so many steps.
@@ -31,7 +32,7 @@ class Quiet:
         self.requests: list[int] = []
         self.value_s = 0.0
         self._octave_ends = 0
-        self._room_s = self._leak_s = 0.0
+        self._room_s = self._leak_s = self._hiccup_s = 0.0
         self._left = 0
         self.clear()
 
@@ -49,6 +50,7 @@ class Quiet:
         kv_tokens = sum([part.context_len for part in outcome.rounds])
         self._octave_ends = 1 << octave_of(kv_tokens)
         self.value_s = value_s or 0.0
+        self._hiccup_s = HICCUP * self.value_s
         self._room_s = room_s
         self._leak_s = leak_s
         self._left = 0 if value_s is None else MAX_QUIET
@@ -56,6 +58,8 @@ class Quiet:
     def add(self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float) -> bool:
         """Count a step; False if it should be looked at in full."""
         if self._left == 0 or kv_tokens >= self._octave_ends or requests != self.requests:
+            return False
+        if round_s > self._hiccup_s:
             return False
         if draft_s > self._leak_s:
             if draft_s > self._room_s:

@@ -1,0 +1,162 @@
+"""One benchmark from start to end: load, refuse what misleads, warm up, run, sum up."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from slipstream.bench.arms import Variant, arms_of
+from slipstream.bench.model import Model
+from slipstream.bench.peers import open_peers
+from slipstream.bench.plan import Limits, groups_of, left_over
+from slipstream.bench.provenance import provenance
+from slipstream.bench.record import Bound, Setup, record
+from slipstream.bench.refuse import Misleading, misleading
+from slipstream.bench.run import Bench, Progress, Run
+from slipstream.bench.scripts import Scripts
+from slipstream.bench.summary import Row, Trials
+from slipstream.bench.workload import Workload
+from slipstream.config import EngineConfig
+from slipstream.drafters.ngram import NGramDrafter
+from slipstream.drafters.scripted import PREFIX, ScriptedSpec
+from slipstream.errors import ConfigError, SlipstreamError
+from slipstream.kernels.bandwidth import read_bandwidth
+from slipstream.models.loading import resolve_model
+from slipstream.types import KSetting
+
+BANDWIDTH_REPEATS = 3
+
+
+class MisleadingError(ConfigError):
+    """What was asked for would mislead; `warnings` says how."""
+
+    def __init__(self, warnings: Sequence[Misleading]) -> None:
+        more = f" (and {len(warnings) - 1} more reasons)" if len(warnings) > 1 else ""
+        super().__init__(
+            f"this would mislead: {warnings[0].text}{more}",
+            hint="change the workload or the limits; --allow-misleading runs it all the same, "
+            "marked as such",
+        )
+        self.warnings = list(warnings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a benchmark is asked to do.
+
+    Attributes:
+        drafter: auto, ngram, or scripted:RATE[,RATE...][@SEED].
+        allow_misleading: run what misleads, and say so.
+        peers: other engines to start, run by `peer_python`.
+    """
+
+    model: str
+    config: EngineConfig
+    k_values: Sequence[KSetting]
+    variants: Sequence[Variant]
+    workload: Workload
+    limits: Limits
+    drafter: str = "auto"
+    allow_misleading: bool = False
+    peers: Sequence[str] = ()
+    peer_python: str = sys.executable
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What came out."""
+
+    setup: Setup
+    run: Run
+    trials: Trials
+    rows: list[Row] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return record(self.setup, self.run, self.trials, self.rows)
+
+
+def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -> Result:
+    """Run a benchmark.
+
+    Args:
+        progress: told what is being done and how much of it is.
+        announce: told the physical bound and what was found misleading, before anything is run.
+
+    Raises:
+        MisleadingError: the numbers would mislead, and that is not allowed.
+        ConfigError, LoadError: something asked for cannot be had.
+    """
+    path = Path(resolve_model(plan.model))
+    spec = ScriptedSpec.parse(plan.drafter) if plan.drafter.startswith(PREFIX) else None
+    num_seqs = max(plan.config.max_num_seqs, *plan.limits.batches)
+    config = dataclasses.replace(plan.config, max_num_seqs=num_seqs)
+    made = provenance(path)
+    progress("loading", 0.0)
+    models = {
+        variant: Model.load(path, config, **dataclasses.asdict(variant))
+        for variant in plan.variants
+    }
+    model = next(iter(models.values()))
+    progress("loading", 1.0)
+    warnings = misleading(plan.workload, model, plan.limits)
+    if warnings and not plan.allow_misleading:
+        raise MisleadingError(warnings)
+    bandwidth, how = read_bandwidth(BANDWIDTH_REPEATS)
+    bound = Bound(weight_bytes=model.target.backend.weight_bytes(), bandwidth=bandwidth, how=how)
+    announce(str(bound))
+    peers, failed = open_peers(
+        plan.peers,
+        path,
+        python=plan.peer_python,
+        progress=lambda text: progress(text, 0.0),
+    )
+    lengths = [len(model.ids(asked.turns[0])) for asked in plan.workload.conversations]
+    context_len = int(median(lengths)) + plan.limits.max_tokens // 2
+    scripts = Scripts()
+    vocab_size = model.target.arch.vocab_size
+    try:
+        bench = Bench(
+            models,
+            arms_of(plan.k_values, plan.variants),
+            NGramDrafter if spec is None else scripts.maker(spec, vocab_size),
+            scripts,
+            peers,
+            context_len,
+        )
+        bench.warm_up(plan.limits, progress)
+        run = bench.run(groups_of(plan.workload, plan.limits.batches), plan.limits, progress)
+    finally:
+        for peer in peers:
+            peer.close()
+    times_s = {variant.name: own.usual_s for variant, own in models.items()}
+    run.failed = failed | run.failed
+    run.notes[:0] = left_over(plan.workload, plan.limits.batches)
+    if not run.trials:
+        raise SlipstreamError(
+            "nothing was run", hint=run.notes[-1] if run.notes else "the workload is empty"
+        )
+    setup = Setup(
+        provenance=made,
+        config=dataclasses.replace(model.engine.config, drafter="auto"),
+        backend={
+            "name": model.target.backend.name,
+            "reason": model.target.backend.reason,
+            "threads": getattr(model.target.backend, "threads", None),
+        },
+        drafter="ngram" if plan.drafter == "auto" else plan.drafter,
+        workload=plan.workload,
+        limits=plan.limits,
+        bound=bound,
+        times_s=times_s,
+        context_len=context_len,
+        warnings=warnings,
+        peers={peer.name: peer.facts for peer in peers},
+    )
+    trials = Trials(run, times_s)
+    return Result(setup=setup, run=run, trials=trials, rows=trials.rows())

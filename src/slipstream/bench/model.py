@@ -1,0 +1,124 @@
+"""Engines that share one loaded model, so that what is compared differs in nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.config import EngineConfig
+from slipstream.drafters.base import Drafter
+from slipstream.engine.budget import RowBudget
+from slipstream.engine.calibrate import calibrate, idle_forwards, room, row_counts, time_rows
+from slipstream.engine.engine import Engine
+from slipstream.engine.load import load
+from slipstream.engine.pairing import Pairing
+from slipstream.engine.prompt import Prompt, prompt_ids
+from slipstream.policy.choose import MeasuredPolicy
+from slipstream.types import KSetting, Reply, SamplingParams
+
+CALIBRATION_S = 2.0
+
+
+class Model:
+    """A loaded model and the engines around it; one may run at a time.
+
+    Engines share the pages and the prefixes cached there, so a prompt is read once however many
+    of them answer it. Their policies are their own and start from nothing: no profile is read or
+    kept.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.target = engine.target
+        self.tokenizer = engine.tokenizer
+        # Seconds of forwards by row count: as policies are told them, and after a usual prompt.
+        self.loaded_s: dict[int, float] = {}
+        self.usual_s: dict[int, float] = {}
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], config: EngineConfig | None = None, **settings: Any
+    ) -> Model:
+        """Load a model; settings go before the config."""
+        return cls(load(path, config, **(settings | {"profile": "off", "drafter": "none"})))
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Return a prompt's token ids."""
+        return list(prompt_ids(prompt, self.tokenizer, self.engine._template))
+
+    def time_widths(self, num_seqs: int, context_len: int) -> None:
+        """Time forwards of every row count that so many sequences may need.
+
+        Twice: with nothing read yet, as loading does and policies are told, and after
+        `context_len` tokens, as far as the model goes, which is what rounds are predicted by. Pages
+        are borrowed as they lie, so this comes before the first reply.
+        """
+        self.loaded_s = self._timed(num_seqs, 0)
+        limit = self.target.max_model_len - max(self.loaded_s)
+        self.usual_s = self._timed(num_seqs, max(0, min(context_len, limit)))
+
+    def _timed(self, num_seqs: int, context_len: int) -> dict[int, float]:
+        """Return the seconds of forwards at a context, by row count."""
+        assert not self.engine.pages.num_published, "the pages hold somebody's prefix"
+        policy = MeasuredPolicy(pad_to=self.engine._pad_to)
+        budget = RowBudget.of(self.engine.config, self.target.arch.vocab_size)
+        counts = row_counts(policy, num_seqs, room(self.target, budget, context_len))
+        clock = self.engine._clock
+        with idle_forwards(self.target, budget, max(counts), context_len, clock=clock) as forwards:
+            forwards.fill(budget.prefill)
+            return time_rows(forwards, counts, budget_s=CALIBRATION_S, clock=clock)
+
+    def make(
+        self,
+        make_drafter: Callable[[], Drafter] | None,
+        *,
+        k: KSetting = "auto",
+        timed: bool = True,
+    ) -> Engine:
+        """Return an engine with a policy of its own.
+
+        Args:
+            timed: its policy knows what forwards take, as it does after loading.
+        """
+        config = dataclasses.replace(self.engine.config, k=k, drafter="auto")
+        pairing = Pairing.fresh(config, make_drafter)
+        if pairing.policy is not None and timed:
+            calibrate(pairing.policy, self.loaded_s or self._timed(1, 0), 0)
+        return Engine(
+            self.target,
+            self.tokenizer,
+            template=self.engine._template,
+            config=config,
+            pairing=pairing,
+            pages=self.engine.pages,
+            clock=self.engine._clock,
+        )
+
+
+def reply_to(engine: Engine, prompt: Any, max_tokens: int, **params: Any) -> Reply:
+    """Return an engine's reply to one prompt."""
+    (reply,) = engine.generate([prompt], SamplingParams(max_tokens=max_tokens, **params))
+    return reply
+
+
+def rest(seconds: float = 0.02) -> None:
+    """Let threads park, so that one arm does not run on what the one before left warm."""
+    time.sleep(seconds)
+
+
+def seconds_of(times_s: dict[int, float], num_rows: int) -> float:
+    """Return the seconds of a forward, between those of the row counts around it.
+
+    Args:
+        times_s: seconds by row count, not empty.
+    """
+    counts = sorted(times_s)
+    above = next((count for count in counts if count >= num_rows), counts[-1])
+    below = next((count for count in reversed(counts) if count <= num_rows), counts[0])
+    if above <= below:
+        return times_s[above] * (num_rows / above if num_rows > above else 1.0)
+    share = (num_rows - below) / (above - below)
+    return times_s[below] + share * (times_s[above] - times_s[below])

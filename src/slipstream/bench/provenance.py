@@ -1,0 +1,83 @@
+"""What a benchmark's numbers depend on: machine, versions, commit, model file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from slipstream import __version__
+
+# Instruction sets that decide which kernels run.
+_TELLING_FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx_vnni",
+    "amx_int8",
+    "asimddp",
+)
+_PACKAGES = ("numpy", "torch", "tokenizers", "transformers", "llama-cpp-python", "openvino-genai")
+_PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
+
+
+def provenance(model: Path) -> dict[str, Any]:
+    """Return machine, versions, commit and the model's hash as JSON values."""
+    with model.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        **_cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "load_average": round(os.getloadavg()[0], 2),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "slipstream": __version__,
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "commit": _git("rev-parse", "--short=12", "HEAD") or None,
+        "modified": bool(_git("status", "--porcelain", "--", ".")),
+        "model": model.name,
+        "model_bytes": model.stat().st_size,
+        "model_sha256": digest,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    fields: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    return {
+        "cpu": fields.get("model name", platform.machine()),
+        "flags": [flag for flag in _TELLING_FLAGS if flag in flags],
+    }
+
+
+def _git(*arguments: str) -> str:
+    """Return what git says of the folder that the package lies in, "" where it is no checkout."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=_PACKAGE_FOLDER,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

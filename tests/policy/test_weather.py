@@ -1,0 +1,83 @@
+"""A busy machine holds up any step; it must neither end drafting nor open the budget."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from slipstream.policy.base import RoundOutcome, RoundView, StepOutcome, StepView
+from slipstream.policy.choose import MeasuredPolicy
+
+STEP_S, SLOPE, LOOKUP_S, CONTEXT = 0.0026, 0.1, 0.00002, 200
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Hiccups: how many a second, their mean seconds, and whether classic steps have them too."""
+
+    rate: float
+    hiccup_s: float
+    strikes_classic: bool = True
+
+
+def speedup(seed: int, weather: Weather, chance: float, tokens: int = 3000) -> tuple[float, float]:
+    """Return classic time over time taken, classic steps in the same weather, and F in steps."""
+    rng, policy = random.Random(seed), MeasuredPolicy(free=True)
+    for rows in range(1, 17):
+        policy.cost.calibrate(rows, CONTEXT, STEP_S * (1 + SLOPE * (rows - 1)))
+    taken_s, emitted = 0.0, 0
+    while emitted < tokens:
+        policy.settle()
+        offered = rng.choice((0, 4, 8)) if policy.may_peek else 0
+        view = RoundView(
+            remaining=1000, context_len=CONTEXT, proposed=offered, ceiling=15, request=1
+        )
+        (decision,) = policy.choose_step(StepView(rounds=(view,)))
+        hits = 0
+        while hits < decision.k and rng.random() < chance:
+            hits += 1
+        forward_s = STEP_S * (1 + SLOPE * decision.k) * rng.uniform(0.98, 1.04)
+        struck = weather.strikes_classic or decision.k
+        if struck and rng.random() < forward_s * weather.rate:
+            forward_s += rng.expovariate(1 / weather.hiccup_s)
+        taken_s, emitted = taken_s + forward_s + LOOKUP_S, emitted + hits + 1
+        outcome = RoundOutcome(
+            k=decision.k,
+            accepted=hits,
+            emitted=hits + 1,
+            draft_s=LOOKUP_S,
+            verify_s=forward_s,
+            round_s=forward_s + LOOKUP_S,
+            request=1,
+            context_len=CONTEXT,
+        )
+        policy.observe_step(
+            StepOutcome(
+                rounds=(outcome,),
+                draft_s=LOOKUP_S,
+                verify_s=forward_s,
+                round_s=forward_s + LOOKUP_S,
+            )
+        )
+    held_up = 1.01 + (weather.rate * weather.hiccup_s if weather.strikes_classic else 0.0)
+    return emitted * STEP_S * held_up / taken_s, policy.ledger.forgiven_s / STEP_S
+
+
+def test_hiccups_that_strike_every_step_do_not_end_drafting() -> None:
+    """Before hiccups were forgiven this was 1.04: a hiccup is twelve steps, the budget eight."""
+    quiet = [speedup(seed, Weather(0.0, 0.03), 0.6)[0] for seed in range(8)]
+    busy = [speedup(seed, Weather(3.0, 0.03), 0.6)[0] for seed in range(8)]
+    assert min(quiet) > 1.35
+    assert sum(busy) / len(busy) > 1.18
+
+
+def test_a_drafter_that_is_never_right_gains_nothing_from_bad_weather() -> None:
+    for seed in range(4):
+        gained, _ = speedup(seed, Weather(3.0, 0.03), 0.0)
+        assert gained > 0.9
+
+
+def test_hiccups_of_drafting_alone_are_never_forgiven() -> None:
+    for seed in range(4):
+        _, forgiven = speedup(seed, Weather(20.0, 0.03, strikes_classic=False), 0.6)
+        assert forgiven == 0.0
