@@ -27,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from slipstream.kernels.cuda import compiler
+from slipstream.kernels.cuda.bandwidth import copy_bandwidth
 from slipstream.kernels.cuda.linear import TILE_ROWS, CudaWeight, Segment, linear
 from slipstream.kernels.cuda.linear_kernels import LinearKernels
 from slipstream.kernels.cuda.packing import Layout, cut_columns
@@ -47,14 +48,6 @@ MAX_SETS = 48
 ROUNDS, REPLAYS = 5, 3  # timed: every graph three times, five times over
 WARM_UP_S = 0.1  # of replays before: the clocks of an idle device take a while to rise
 PREFILL_ROWS = (32, 64, 128, 256)
-
-
-def copy_bandwidth() -> float:
-    """Return bytes read and written a second by a copy of 8 GB, the median of 7."""
-    source = torch.empty(8 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
-    target = torch.empty_like(source)
-    times = [_timed(lambda: target.copy_(source)) for _ in range(9)][2:]
-    return 2 * source.nbytes / statistics.median(times)
 
 
 def _timed(action: Callable[[], object]) -> float:

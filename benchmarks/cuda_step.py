@@ -28,13 +28,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from cuda_linear import copy_bandwidth
 from shapes import SHAPES, RandomModel, random_model, weight_bytes_of_a_step
 
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
 from slipstream.engine.pages import pages_for
 from slipstream.engine.target import Target
+from slipstream.kernels.cuda.bandwidth import copy_bandwidth
 from slipstream.kernels.ops import Rows, Step
 from slipstream.types import SamplingParams
 

@@ -4,7 +4,8 @@
 
 An adversary sees k before it picks how much is accepted and what the round takes. It also moves the
 classic step's cost (heat, context), changes the batch, and throws in hiccups: into rounds that
-draft, or (style "weather") into any step, as a busy machine does. After a case the bound of docs/policy.md is checked over every window of its rounds.
+draft, or (style "weather") into any step, as a busy machine does. After a case the bound of
+docs/policy.md is checked over every window of its rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where benchmarks find a model and the text that they measure on; `provenance` is the package's."""
+"""Where benchmarks find a model and the text to measure on; `provenance` is the package's."""
 
 from __future__ import annotations
 

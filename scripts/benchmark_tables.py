@@ -53,7 +53,11 @@ def overall(result: Result, batch: int) -> list[str]:
     """Return every arm over all categories."""
     lines = _head(
         *("arm", "tokens/s", "speedup", "95 % interval", "predicted", "mean drafted"),
-        *("acceptance length", "p50 / p95 / worst round, ms", "classic / verify / draft / host, ms"),
+        *(
+            "acceptance length",
+            "p50 / p95 / worst round, ms",
+            "classic / verify / draft / host, ms",
+        ),
     )
     for arm in _arms(result, batch, "overall"):
         lines.append(

@@ -25,7 +25,7 @@ from slipstream.config import EngineConfig
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.drafters.scripted import PREFIX, ScriptedSpec
 from slipstream.errors import ConfigError, SlipstreamError
-from slipstream.kernels.bandwidth import read_bandwidth
+from slipstream.kernels.bandwidth import bandwidth_of
 from slipstream.models.loading import resolve_model
 from slipstream.types import KSetting
 
@@ -107,7 +107,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     warnings = misleading(plan.workload, model, plan.limits)
     if warnings and not plan.allow_misleading:
         raise MisleadingError(warnings)
-    bandwidth, how = read_bandwidth(BANDWIDTH_REPEATS)
+    bandwidth, how = bandwidth_of(model.target.backend, BANDWIDTH_REPEATS)
     bound = Bound(weight_bytes=model.target.backend.weight_bytes(), bandwidth=bandwidth, how=how)
     announce(str(bound))
     peers, failed = open_peers(

@@ -47,7 +47,8 @@ class Row:
         latency_ms: per token: its round's time over its round's tokens; `worst` is the longest
             round.
         classic_ms, verify_ms, draft_ms, overhead_ms: means of a round.
-        predicted_speedup: what the forwards timed before the run say of the rounds that were run.
+        predicted_speedup: what the forwards timed before the run say of the rounds that were run,
+            the host's part of a step as classic steps have it.
         forecast: the mean of what the policy predicted at the end of each reply.
         verdicts: what the policy said there.
     """
@@ -214,18 +215,30 @@ class Trials:
         )
 
     def _predicted(self, own: list[Trial], base: list[Trial], arm: Arm) -> float | None:
-        """Return the speedup that forwards timed before the run make of the steps that were run."""
+        """Return the speedup that forwards timed before the run make of the steps that were run.
+
+        To each forward comes what the host does besides, as classic steps show it.
+        """
         if arm.variant is None or not (times_s := self._times_s.get(arm.variant.name)):
             return None
-        rates = []
-        for trials in (own, base):
-            seconds = sum(
-                trial.draft_s
-                + sum(count * seconds_of(times_s, rows) for rows, count in trial.forwards.items())
-                for trial in trials
-            )
-            rates.append(sum(trial.tokens for trial in trials) / seconds if seconds else 0.0)
-        return rates[0] / rates[1] if rates[1] else None
+
+        def forwards_s(trials: list[Trial]) -> float:
+            counts: Counter[int] = Counter()
+            for trial in trials:
+                counts += trial.forwards
+            return sum(count * seconds_of(times_s, rows) for rows, count in counts.items())
+
+        def steps(trials: list[Trial]) -> int:
+            return sum(trial.forwards.total() for trial in trials)
+
+        base_s = sum(trial.seconds for trial in base)
+        if not base_s or not steps(own):
+            return None
+        host_s = max(base_s - forwards_s(base), 0.0) / steps(base)
+        own_s = forwards_s(own) + sum(trial.draft_s for trial in own) + host_s * steps(own)
+        classic_s = forwards_s(base) + host_s * steps(base)
+        tokens = [sum(trial.tokens for trial in trials) for trials in (own, base)]
+        return tokens[0] / own_s / (tokens[1] / classic_s) if tokens[1] else None
 
 
 _SECONDS = ("round_s", "verify_s", "draft_s", "classic_s")

@@ -9,7 +9,7 @@ from functools import partial
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.calibrate import calibrate, idle_forwards, room, row_counts, time_rows
 from slipstream.engine.engine import Engine
-from slipstream.kernels.bandwidth import read_bandwidth
+from slipstream.kernels.bandwidth import bandwidth_of
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.cost import octave_of
 
@@ -59,7 +59,7 @@ def survey(
     target, config = engine.target, engine.config
     engine.pairing.doubted_costs = None  # what is measured now was asked for
     progress("bandwidth", 0.0)
-    bandwidth, _ = read_bandwidth(BANDWIDTH_REPEATS)
+    bandwidth, _ = bandwidth_of(target.backend, BANDWIDTH_REPEATS)
     progress("bandwidth", 1.0)
     budget = RowBudget.of(config, target.arch.vocab_size)
     times_s: dict[int, dict[int, float]] = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from slipstream.errors import CapacityError, ConfigError, LoadError
+from slipstream.kernels.cuda.bandwidth import copy_bandwidth
 from slipstream.kernels.cuda.device import driver_version
 from slipstream.kernels.cuda.graphs import CudaStep
 from slipstream.kernels.cuda.inputs import Inputs
@@ -103,6 +104,10 @@ class CudaBackend:
     def weight_bytes(self) -> int:
         """Return the bytes of packed weights."""
         return self._weight_bytes
+
+    def bandwidth(self) -> tuple[float, str]:
+        """Return bytes per second that the GPU's memory moves, and what measured it."""
+        return copy_bandwidth(), "copy on the GPU, read and written"
 
     def _no_room(self, num_weights: int) -> CapacityError:
         free, total = torch.cuda.mem_get_info()
