@@ -32,8 +32,8 @@ def machine(result: Result, _: int) -> list[str]:
         f"sha256 {made['model_sha256'][:12]}; slipstream {made['slipstream']} at commit "
         f"{made['commit']}{', modified' if made['modified'] else ''}; Python {made['python']}; "
         f"workload {asked['name']} {asked['sha256'][:12]}; "
-        f"{made['limits']['max_tokens']} tokens a reply; load average at the end "
-        f"{made['load_average']}, the bench's own included."
+        f"{made['limits']['max_tokens']} tokens a reply; load average at the start "
+        f"{made['load_average']}."
     ]
 
 
@@ -151,13 +151,19 @@ def peers(result: Result, _: int) -> list[str]:
 def closing(result: Result, _: int) -> list[str]:
     """Return precision, the bench's own share, notes and mismatches in one paragraph."""
     reached = result["precision"]
-    of = reached["of"]
     notes = " ".join(f"Note: {note}." for note in result["notes"])
+    widths = "No row has an interval."
+    if reached is not None:
+        of, total = reached["of"], reached["overall"]
+        overall = "-" if total is None else f"±{100 * total:.0f} %"
+        widths = (
+            f"Overall intervals are at most {overall} wide; the widest of a category is "
+            f"±{100 * reached['widest']:.0f} % "
+            f"({of['category']}, {of['arm']}, batch {of['batch']})."
+        )
     return [
-        f"Overall intervals are at most ±{100 * reached['overall']:.0f} % wide; the widest of a "
-        f"category is ±{100 * reached['widest']:.0f} % ({of['category']}, {of['arm']}, batch "
-        f"{of['batch']}). The bench's own work was {100 * result['own_share']:.2f} % of decode "
-        f"time. Replies that differed: {result['mismatches']}. {notes}".rstrip()
+        f"{widths} The bench's own work was {100 * result['own_share']:.2f} % of decode time. "
+        f"Replies that differed: {result['mismatches']}. {notes}".rstrip()
     ]
 
 
@@ -198,7 +204,7 @@ def _arms(result: Result, batch: int, category: str) -> list[dict[str, Any]]:
 
 
 def _setting(facts: dict[str, Any]) -> str:
-    wanted = ("threads", "flash", "ubatch", "dtype", "width", "num_pred_tokens")
+    wanted = ("threads", "flash", "ubatch", "dtype", "lookup")
     return ", ".join(f"{name} {facts[name]}" for name in wanted if name in facts) or "-"
 
 

@@ -76,16 +76,22 @@ def _command(name: str, command: Any) -> list[str]:
     own = [
         [_code(_spelling(item)), _code(_default(item)), item.help.split(" [default")[0]]
         for item in options
-        if item.name not in settings
+        if not _is_setting(item, settings)
     ]
     if own:
         lines += [*_table(["flag", "default", "meaning"], own), ""]
-    derived = [settings[item.name] for item in options if item.name in settings]
+    derived = [settings[item.name] for item in options if _is_setting(item, settings)]
     if derived:
         lines += ["Engine settings:", ""]
         rows = [[_code(s.flag), _code(s.default), _values(s), s.help] for s in derived]
         lines += [*_table(["flag", "default", "values", "meaning"], rows), ""]
     return lines
+
+
+def _is_setting(option: Any, settings: dict[str, Any]) -> bool:
+    """Tell a flag that is derived from a setting from a command's own flag of the same name."""
+    item = settings.get(option.name)
+    return item is not None and option.metavar == item.metavar and item.variable in option.help
 
 
 def _spelling(option: Any) -> str:

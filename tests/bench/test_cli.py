@@ -155,6 +155,8 @@ def test_an_output_that_differs_fails_the_run(
         (["--k-values", "1,,2"], "separated by commas"),
         (["--batch", "0"], "--batch takes numbers in [1, 64], got 0"),
         (["--batch", "x"], "--batch takes numbers"),
+        (["--batch", "0000000011111"], "--batch takes numbers"),
+        (["--k-values", ""], "separated by commas"),
         (["--prompts", "0"], "--prompts must be in [1, "),
         (["--max-tokens", "1"], "--max-tokens must be in [2, "),
         (["--precision", "nan"], "--precision must be in"),
@@ -178,6 +180,49 @@ def test_bad_flags_are_refused_before_anything_is_run(
     captured = capsys.readouterr()
     assert says in captured.err
     assert captured.out == ""
+
+
+def test_categories_may_have_different_numbers_of_prompts_and_any_name(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.jsonl"
+    names = ["[/]", "[/]", "[red]x", "cost $\\frac$", "cost $\\frac$"]
+    lines = [{"category": c, "turns": [f"{n} {chr(97 + n) * 5}"]} for n, c in enumerate(names)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    picture = tmp_path / "out.png"
+    words = [*toy, "--workload", str(path), "--allow-misleading", "--plot", str(picture)]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "[/]" in out
+    assert "[red]x" in out
+    value = json.loads(out.rstrip("\n").rpartition("\n")[2])
+    assert value["precision"]["overall"] is None
+    assert value["precision"]["without"] > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_what_cannot_be_written_costs_nothing_else(
+    toy: list[str], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*toy, "--allow-misleading", flag, "/dev/full"]) == 1
+    captured = capsys.readouterr()
+    assert "cannot write /dev/full" in captured.err
+    assert json.loads(captured.out.rstrip("\n").rpartition("\n")[2])["mismatches"] == 0
+
+
+def test_one_file_for_both_results_is_refused(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "out")
+    assert main([*toy, "--json", path, "--plot", path]) == 2
+    assert "must be two files" in capsys.readouterr().err
+
+
+def test_few_rows_a_forward_are_enough(toy: list[str]) -> None:
+    words = ["--max-batch-rows", "8", "--max-num-seqs", "2"]
+    assert main([*toy, *words, "--allow-misleading"]) == 0
 
 
 @pytest.mark.real_model

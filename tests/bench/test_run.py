@@ -39,6 +39,16 @@ def rows_of(done: Run) -> dict[tuple[str, str], Row]:
     return {(row.name, row.category): row for row in trials.rows()}
 
 
+def drafted(done: Run) -> Row:
+    """Return the row over all categories of the arm that drafts."""
+    (row,) = (
+        row
+        for (_, category), row in rows_of(done).items()
+        if category == OVERALL and row.requested_k != 0
+    )
+    return row
+
+
 def test_arms_answer_forth_and_back() -> None:
     done = run(World(), workload(conversation(1), conversation(2)), [0, 2, "auto"])
     assert [trial.arm for trial in done.trials] == [0, 1, 2, 2, 1, 0] * 2
@@ -91,7 +101,7 @@ def test_a_different_output_stops_the_run_and_says_where() -> None:
     world = World()
     own = bench(world, [0, 2])
     own.warm_up(limits(), never)
-    engine = own._engines[1, 1]
+    engine = own._engine(1, 1)
     original = engine._scheduler.add
 
     def tampered(request: Any) -> None:
@@ -133,6 +143,47 @@ def test_what_does_not_fit_is_left_out_with_a_note_and_so_are_the_turns_behind_i
     assert len(done.notes) == 3
     assert "do not fit the context of 40" in done.notes[0]
     assert "earlier turn" in done.notes[1]
+
+
+def test_groups_that_do_not_fit_the_pages_are_left_out_with_a_note() -> None:
+    asked = workload(*map(conversation, range(8)))
+    done = run(World(kv_tokens=96), asked, [0, 2], batches=(1, 4), max_tokens=30)
+    assert {done.groups[trial.group].batch for trial in done.trials} == {1}
+    assert sum("do not fit the KV cache of 96" in note for note in done.notes) == 2
+
+
+def test_the_turns_of_a_conversation_are_one_draw() -> None:
+    """Two conversations of four turns each know no more about other conversations than two do."""
+    world = World(template=_Plain(), max_model_len=512)
+    asked = workload(conversation(1, turns=4), conversation(2, turns=4))
+    row = drafted(run(world, asked, [0, 3], rates=(0.5,), max_tokens=12))
+    assert (row.prompts, row.conversations) == (8, 2)
+    short = workload(conversation(1), conversation(2))
+    first = drafted(run(World(), short, [0, 3], rates=(0.5,), max_tokens=40))
+    for own in (row, first):
+        assert own.ci is not None
+        assert own.ci[1] / own.ci[0] > 1.2
+
+
+def test_classic_decoding_says_the_same_alone_and_in_a_batch() -> None:
+    asked = workload(*map(conversation, range(4)))
+    own = bench(World(), [0, 2])
+    own.warm_up(limits(batches=(1, 4)), never)
+    groups = groups_of(asked, (1, 4))
+    assert not own.run(groups, limits(), never).mismatches
+    prompt, said = next(iter(own._said.items()))
+    own._said[prompt] = [said[0], said[1] + 1, *said[2:]]
+    found = own.run(groups, limits(), never).mismatches
+    assert found[0].arm.startswith("classic")
+    assert found[0].position == 1
+
+
+def test_prediction_counts_padding_rows() -> None:
+    world = World(verify_pad="8")
+    done = run(world, workload(*map(conversation, range(3))), [0, 2], max_tokens=25)
+    forwards = done.trials[1].forwards
+    assert set(forwards) == {8}
+    assert done.trials[0].forwards.keys() == {1}
 
 
 def test_a_run_that_is_over_its_time_says_how_far_it_came() -> None:

@@ -112,7 +112,12 @@ def test_one_json_list_is_read_too(tmp_path: Path) -> None:
         ('{"messages": [{"role": "tool", "content": "a"}]}', "role of system, user, assistant"),
         ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "must be text"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "needs `turns`"),
+        ('{"messages": [{"role": ["user"], "content": "a"}]}', "role of system, user, assistant"),
         ('{"turns": ["a"], "category": 3}', "category"),
+        ('{"turns": ["a"], "category": "overall"}', "no category may be called overall"),
+        ('{"turns": ["a"], "id": "a\\u0007"}', "an id of 1 to 80 printable characters"),
+        ('{"turns": ["a"], "id": ' + "9" * 5000 + "}", "line 1 is not JSON"),
+        ('{"turns": ["a\\ud800"]}', "lone surrogate"),
         ('{"turns": ["a"], "category": "a\\u001b[0m"}', "category"),
         ("\n\n", "asks nothing"),
         ("[]", "asks nothing"),
@@ -136,6 +141,22 @@ def test_a_missing_file_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -
         open_workload(str(tmp_path / "bytes"))
 
 
+def test_a_byte_order_mark_and_a_null_id_are_nothing_special(tmp_path: Path) -> None:
+    path = tmp_path / "asked.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"turns": ["a"], "id": null}\r\n')
+    assert [own.id for own in open_workload(str(path)).conversations] == ["1"]
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no file"):
+        open_workload(str(tmp_path))
+
+
+def test_a_category_named_twice_is_one(tmp_path: Path) -> None:
+    once = open_workload("built-in").limited(3, ["chat"])
+    assert open_workload("built-in").limited(3, ["chat", "chat"]) == once
+
+
 def test_an_unknown_category_names_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match="no category poems in built-in; it has chat"):
         open_workload("built-in").limited(3, ["poems"])
@@ -154,6 +175,48 @@ def test_the_same_prompt_twice_is_refused_also_with_other_spaces_and_capitals() 
         Conversation(id="2", category="other", turns=(text.upper().replace(" ", "\n"),)),
     )
     assert "repeated_prompts" in kinds(asked)
+
+
+def test_one_prompt_as_both_turns_of_a_conversation_is_refused() -> None:
+    text = "Tell me a story about a fox that learned to sing in the rain."
+    asked = workload(
+        Conversation(id="1", category="all", turns=(text, text)), conversation(2), conversation(3)
+    )
+    assert "repeated_prompts" in kinds(asked)
+
+
+def test_scripts_without_spaces_are_compared_by_character() -> None:
+    text = "昨日の夜、川のそばを歩いてから森を通って家に帰りました。"
+    asked = workload(
+        Conversation(id="1", category="all", turns=(text,)),
+        Conversation(id="2", category="all", turns=(text + "短く。",)),
+    )
+    assert "repeated_prompts" in kinds(asked)
+    asked = workload(Conversation(id="1", category="all", turns=(text * 8,)), conversation(2))
+    assert "self_repeating_prompt" in kinds(asked)
+
+
+def test_different_texts_behind_one_instruction_are_different_prompts() -> None:
+    instruction = (
+        "Read the review below and say in one word whether its writer liked the product, then give "
+        "the sentence that shows it best, word for word, and nothing else at all."
+    )
+    reviews = (
+        "The kettle boils fast, but its handle gets so hot that I burned my hand twice in a week. "
+        "The shop would not take it back, and the lid never closed the way it should have done.",
+        "My neighbour lent me this drill for a weekend and I bought one then. It is quiet, the "
+        "battery lasts through a whole kitchen, and even old concrete gave no trouble so far.",
+    )
+    asked = workload(
+        *(
+            Conversation(id=str(n), category="all", turns=(f"{instruction} {review}",))
+            for n, review in enumerate(reviews)
+        )
+    )
+    assert "repeated_prompts" not in kinds(asked)
+    short = [f"Translate the following sentence into French: {word}" for word in ("Hello", "Bye")]
+    asked = workload(*(Conversation(id=text, category="all", turns=(text,)) for text in short))
+    assert "repeated_prompts" not in kinds(asked)
 
 
 def test_short_prompts_are_compared_whole() -> None:

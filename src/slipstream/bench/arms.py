@@ -62,7 +62,7 @@ def parse_k_values(text: str) -> list[KSetting]:
         ConfigError: an item is not auto, off or a number of tokens.
     """
     values: list[KSetting] = [0]
-    for item in _items(text, "--k-values"):
+    for item in listed(text, "--k-values"):
         k = parse_k(item)
         if (0 if k == "off" else k) not in values:
             values.append(k)
@@ -84,9 +84,9 @@ def parse_variants(config: EngineConfig, kernels: str, pads: str, tiles: str) ->
         ConfigError: an item is wrong.
     """
     axes = (
-        _items(kernels, "--verify-kernel") if kernels else [config.verify_kernel],
-        _items(pads, "--verify-pad") if pads else [config.verify_pad],
-        _items(tiles, "--tile-m") if tiles else [str(config.tile_m)],
+        listed(kernels, "--verify-kernel") if kernels else [config.verify_kernel],
+        listed(pads, "--verify-pad") if pads else [config.verify_pad],
+        listed(tiles, "--tile-m") if tiles else [str(config.tile_m)],
     )
     variants: list[Variant] = []
     for kernel, pad, tile in itertools.product(*axes):
@@ -94,7 +94,7 @@ def parse_variants(config: EngineConfig, kernels: str, pads: str, tiles: str) ->
         checked = EngineConfig(verify_kernel=kernel, verify_pad=pad, tile_m=tile)  # type: ignore[arg-type]
         variant = Variant(
             verify_kernel=kernel,
-            verify_pad=pad,
+            verify_pad=str(int(pad)) if pad.isdecimal() else pad,
             tile_m=checked.tile_m if kernel == "tile" else Variant.tile_m,
         )
         if variant not in variants:
@@ -107,7 +107,12 @@ def arms_of(k_values: Sequence[KSetting], variants: Sequence[Variant]) -> list[A
     return [Arm(k=k, variant=variant) for variant in variants for k in k_values]
 
 
-def _items(text: str, flag: str) -> list[str]:
+def listed(text: str, flag: str) -> list[str]:
+    """Return the items of a flag that is a list.
+
+    Raises:
+        ConfigError: one is empty.
+    """
     items = [item.strip() for item in text.split(",")]
     if not all(items):
         raise ConfigError(f"{flag} is a list separated by commas, got {text!r}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream.bench.arms import Variant, arms_of
 from slipstream.bench.model import Model
-from slipstream.bench.peers import open_peers
+from slipstream.bench.peers import Peer, open_peers
 from slipstream.bench.plan import Limits, groups_of, left_over
 from slipstream.bench.provenance import provenance
 from slipstream.bench.record import Bound, Setup, record
@@ -30,6 +30,8 @@ from slipstream.models.loading import resolve_model
 from slipstream.types import KSetting
 
 BANDWIDTH_REPEATS = 3
+# A peer this many times slower than its own best setting was disturbed.
+STRAYED = 1.5
 
 
 class MisleadingError(ConfigError):
@@ -95,7 +97,9 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     path = Path(resolve_model(plan.model))
     spec = ScriptedSpec.parse(plan.drafter) if plan.drafter.startswith(PREFIX) else None
     num_seqs = max(plan.config.max_num_seqs, *plan.limits.batches)
-    config = dataclasses.replace(plan.config, max_num_seqs=num_seqs)
+    config = dataclasses.replace(
+        plan.config, max_num_seqs=num_seqs, prefix_cache="on", k="auto", drafter="auto"
+    )
     made = provenance(path)
     progress("loading", 0.0)
     models = {
@@ -110,17 +114,20 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     bandwidth, how = bandwidth_of(model.target.backend, BANDWIDTH_REPEATS)
     bound = Bound(weight_bytes=model.target.backend.weight_bytes(), bandwidth=bandwidth, how=how)
     announce(str(bound))
-    peers, failed = open_peers(
-        plan.peers,
-        path,
-        python=plan.peer_python,
-        progress=lambda text: progress(text, 0.0),
-    )
     lengths = [len(model.ids(asked.turns[0])) for asked in plan.workload.conversations]
     context_len = int(median(lengths)) + plan.limits.max_tokens // 2
     scripts = Scripts()
     vocab_size = model.target.arch.vocab_size
+    peers: list[Peer] = []
     try:
+        peers, failed = open_peers(
+            plan.peers,
+            path,
+            python=plan.peer_python,
+            progress=lambda text: progress(text, 0.0),
+        )
+        for name, reason in failed.items():
+            announce(f"missing: {name}: {reason}")
         bench = Bench(
             models,
             arms_of(plan.k_values, plan.variants),
@@ -137,6 +144,9 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     times_s = {variant.name: own.usual_s for variant, own in models.items()}
     run.failed = failed | run.failed
     run.notes[:0] = left_over(plan.workload, plan.limits.batches)
+    if num_seqs > plan.config.max_num_seqs:
+        run.notes.append(f"max_num_seqs was raised to {num_seqs} for the widest batch")
+    run.notes += _strays(run, peers)
     if not run.trials:
         raise SlipstreamError(
             "nothing was run", hint=run.notes[-1] if run.notes else "the workload is empty"
@@ -160,3 +170,20 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     )
     trials = Trials(run, times_s)
     return Result(setup=setup, run=run, trials=trials, rows=trials.rows())
+
+
+def _strays(run: Run, peers: Sequence[Peer]) -> list[str]:
+    """Return, in words, which peers ran much slower than when their setting was found."""
+    notes = []
+    for peer in peers:
+        index = next(i for i, arm in enumerate(run.arms) if arm.peer == peer.name)
+        own = [trial for trial in run.trials if trial.arm == index]
+        settled = min((one["token_s"] for one in peer.facts.get("tried", [])), default=0.0)
+        tokens = sum(trial.tokens for trial in own)
+        pace = sum(trial.seconds for trial in own) / tokens if tokens else 0.0
+        if settled and pace > STRAYED * settled:
+            notes.append(
+                f"{peer.name} took {1e3 * pace:.1f} ms a token in the run and "
+                f"{1e3 * settled:.1f} when its setting was found: something else used the cores"
+            )
+    return notes

@@ -26,7 +26,7 @@ F64 = npt.NDArray[np.float64]
 class Passes:
     """Tokens and seconds of one prompt under one arm, a value a pass."""
 
-    tokens: Sequence[int]
+    tokens: Sequence[float]
     seconds: Sequence[float]
 
 

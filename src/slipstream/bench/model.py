@@ -16,6 +16,7 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.load import load
 from slipstream.engine.pairing import Pairing
 from slipstream.engine.prompt import Prompt, prompt_ids
+from slipstream.kernels.ops import PAGE_SIZE
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.types import KSetting, Reply, SamplingParams
 
@@ -57,7 +58,8 @@ class Model:
         are borrowed as they lie, so this comes before the first reply.
         """
         self.loaded_s = self._timed(num_seqs, 0)
-        limit = self.target.max_model_len - max(self.loaded_s)
+        positions = min(self.target.max_model_len, self.target.kv.num_pages * PAGE_SIZE)
+        limit = positions - max(self.loaded_s)
         self.usual_s = self._timed(num_seqs, max(0, min(context_len, limit)))
 
     def _timed(self, num_seqs: int, context_len: int) -> dict[int, float]:
@@ -68,7 +70,7 @@ class Model:
         counts = row_counts(policy, num_seqs, room(self.target, budget, context_len))
         clock = self.engine._clock
         with idle_forwards(self.target, budget, max(counts), context_len, clock=clock) as forwards:
-            forwards.fill(budget.prefill)
+            forwards.fill(min(budget.prefill, budget.rows))
             return time_rows(forwards, counts, budget_s=CALIBRATION_S, clock=clock)
 
     def make(

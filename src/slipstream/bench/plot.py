@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.record import Setup
-from slipstream.bench.summary import OVERALL, Row
-from slipstream.errors import ConfigError
+from slipstream.bench.summary import Row
+from slipstream.bench.workload import OVERALL
+from slipstream.errors import ConfigError, SlipstreamError
 
 INK, PAPER, GRID = "#222222", "#ffffff", "#dddddd"
 # Okabe and Ito's colours, told apart by colour-blind readers too; auto is the last, strongest one.
@@ -16,13 +17,16 @@ COLOURS = ("#56b4e9", "#009e73", "#f0e442", "#0072b2", "#cc79a7", "#e69f00", "#9
 AUTO = "#d55e00"
 # A place that was reached less often than this is left out of the picture.
 FEWEST_DRAFTS = 20
+# An interval that reaches higher than so many times its bar is cut at the frame.
+TALLEST = 2.0
 
 
 def plot(path: Path, setup: Setup, rows: Sequence[Row]) -> None:
     """Write a PNG of the smallest batch and the first variant.
 
     Raises:
-        ConfigError: matplotlib is missing, or the file cannot be written.
+        ConfigError: matplotlib is missing.
+        SlipstreamError: the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -42,28 +46,31 @@ def plot(path: Path, setup: Setup, rows: Sequence[Row]) -> None:
     _acceptance(figure.add_subplot(grid[1, 1]), shown)
     made = setup.provenance
     figure.suptitle(
-        f"{made['model']}, {setup.drafter} drafts, batch {batch}: decode speed over classic",
+        _plain(f"{made['model']}, {setup.drafter} drafts, batch {batch}: decode over classic"),
         x=0.01,
         ha="left",
         fontsize=13,
     )
     figure.supxlabel(
-        f"{made['cpu']}, {made['cores']} cores, {setup.backend['name']} ({setup.backend['reason']})"
-        f" · slipstream {made['slipstream']} {made['commit'] or ''} · workload "
-        f"{setup.workload.name} {setup.workload.sha256[:8]} · bars: 95 % intervals over prompts",
+        _plain(
+            f"{made['cpu']}, {made['cores']} cores, {setup.backend['name']} "
+            f"({setup.backend['reason']}) · slipstream {made['slipstream']} {made['commit'] or ''} "
+            f"· workload {setup.workload.name} {setup.workload.sha256[:8]} · bars: 95 % intervals"
+        ),
         fontsize=8,
         color="#555555",
     )
     try:
         figure.savefig(path, dpi=120, format="png")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise SlipstreamError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _speedups(axes: Any, rows: Sequence[Row]) -> None:
     categories = list(dict.fromkeys(row.category for row in rows))
     arms = [row for row in rows if row.category == OVERALL and row.requested_k != 0]
     width = 0.84 / max(len(arms), 1)
+    tops = [1.25]
     for number, arm in enumerate(arms):
         own = {row.category: row for row in rows if row.requested_k == arm.requested_k}
         for place, category in enumerate(categories):
@@ -71,21 +78,24 @@ def _speedups(axes: Any, rows: Sequence[Row]) -> None:
             if row is None or row.speedup is None:
                 continue
             low, high = row.ci or (row.speedup, row.speedup)
+            tops.append(min(high, TALLEST * row.speedup))
             axes.bar(
                 place - 0.42 + (number + 0.5) * width,
                 row.speedup,
                 width * 0.92,
                 color=_colour(arm, number),
-                yerr=[[max(row.speedup - low, 0)], [max(high - row.speedup, 0)]],
+                yerr=None
+                if row.ci is None
+                else [[max(row.speedup - low, 0)], [max(high - row.speedup, 0)]],
                 error_kw={"ecolor": INK, "elinewidth": 0.8, "capsize": 1.5},
                 label=arm.name if place == 0 else None,
             )
     axes.axhline(1.0, color=INK, linewidth=1)
-    axes.set_xticks(range(len(categories)), categories)
+    turned = {"rotation": 30, "ha": "right"} if sum(map(len, categories)) > 110 else {}
+    axes.set_xticks(range(len(categories)), [_plain(name) for name in categories], **turned)
     _finish(axes, "speedup over classic, by category and arm", "", "times classic")
     _legend(axes, ncols=len(arms), loc="upper left")
-    top = max((row.ci[1] for row in rows if row.ci), default=1.5)
-    axes.set_ylim(0, max(1.25, min(top, 8.0)) * 1.12)
+    axes.set_ylim(0, max(tops) * 1.2)  # room for the legend
 
 
 def _costs(axes: Any, setup: Setup, variant: str) -> None:
@@ -129,7 +139,7 @@ def _acceptance(axes: Any, rows: Sequence[Row]) -> None:
                 "o-" if overall else ".-",
                 color=AUTO if overall else COLOURS[number % len(COLOURS)],
                 linewidth=2 if overall else 1,
-                label=row.category,
+                label=_plain(row.category),
             )
     axes.set_ylim(0, 1.05)
     _finish(axes, "acceptance by position, given those before", "place of the draft", "share")
@@ -138,6 +148,11 @@ def _acceptance(axes: Any, rows: Sequence[Row]) -> None:
 
 def _colour(row: Row, number: int) -> str:
     return AUTO if row.requested_k == "auto" else COLOURS[number % len(COLOURS)]
+
+
+def _plain(text: str) -> str:
+    """Return text that stands for itself: a dollar sign would begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def _legend(axes: Any, **how: Any) -> None:

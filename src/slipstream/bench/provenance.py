@@ -30,6 +30,8 @@ def provenance(model: Path) -> dict[str, Any]:
     """Return machine, versions, commit and the model's hash as JSON values."""
     with model.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    # Installed into somebody else's checkout it would be that one's commit.
+    tracked = _git("ls-files", "--", Path(__file__).name, folder=Path(__file__).parent)
     return {
         **_cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -38,8 +40,8 @@ def provenance(model: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "slipstream": __version__,
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
-        "commit": _git("rev-parse", "--short=12", "HEAD") or None,
-        "modified": bool(_git("status", "--porcelain", "--", ".")),
+        "commit": (_git("rev-parse", "--short=12", "HEAD") if tracked else "") or None,
+        "modified": bool(tracked and _git("status", "--porcelain", "--", ".")),
         "model": model.name,
         "model_bytes": model.stat().st_size,
         "model_sha256": digest,
@@ -67,12 +69,12 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str) -> str:
+def _git(*arguments: str, folder: Path = _PACKAGE_FOLDER) -> str:
     """Return what git says of the folder that the package lies in, "" where it is no checkout."""
     try:
         done = subprocess.run(
             ["git", *arguments],
-            cwd=_PACKAGE_FOLDER,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,

@@ -6,6 +6,8 @@ Raw trials are columns and rows, since there may be thousands.
 from __future__ import annotations
 
 import dataclasses
+import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,14 +15,16 @@ from typing import Any
 from slipstream.bench.plan import Limits
 from slipstream.bench.refuse import Misleading
 from slipstream.bench.run import Run
-from slipstream.bench.summary import OVERALL, Row, Trials, as_json
-from slipstream.bench.workload import Workload
+from slipstream.bench.summary import Row, Trials, as_json
+from slipstream.bench.trial import Trial
+from slipstream.bench.workload import OVERALL, Workload
 from slipstream.config import EngineConfig
 
 SCHEMA = "slipstream.bench/1"
 TRIAL_COLUMNS = (
     *("arm", "group", "turn", "tokens", "seconds", "prefill_s", "own_s"),
     *("verify_s", "draft_s", "round_s", "classic_s", "classic_rounds", "rounds", "forwards"),
+    "ids_crc32",
 )
 
 
@@ -118,7 +122,8 @@ def record(setup: Setup, run: Run, trials: Trials, rows: Sequence[Row]) -> dict[
             "arms": [[arm.name, arm.variant.name if arm.variant else ""] for arm in run.arms],
             "columns": TRIAL_COLUMNS,
             "rows": [
-                [_raw(getattr(trial, name)) for name in TRIAL_COLUMNS] for trial in run.trials
+                [*(_raw(getattr(trial, name)) for name in TRIAL_COLUMNS[:-1]), _hash(trial)]
+                for trial in run.trials
             ],
         },
     }
@@ -127,7 +132,11 @@ def record(setup: Setup, run: Run, trials: Trials, rows: Sequence[Row]) -> dict[
 def against_peers(trials: Trials) -> list[dict[str, Any]]:
     """Return how many times faster our classic and auto are than each peer, by category."""
     arms = trials.run.arms
-    ours = [index for index, arm in enumerate(arms) if arm.variant and arm.k in (0, "auto")]
+    ours = [
+        index
+        for index, arm in enumerate(arms)
+        if arm.variant == arms[0].variant and arm.k in (0, "auto")
+    ]
     out = []
     for peer, arm in enumerate(arms):
         for index in ours if arm.peer else ():
@@ -147,25 +156,35 @@ def against_peers(trials: Trials) -> list[dict[str, Any]]:
 
 
 def precision_reached(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return the widest interval of a category's speedup, as a share either side."""
-    widths = [
-        ((row.ci[1] / row.ci[0]) ** 0.5 - 1, row)
-        for row in rows
-        if row.ci is not None and row.category != OVERALL and row.variant
-    ]
-    if not widths:
+    """Return how wide intervals are, as a share either side; None where there is none.
+
+    `widest` is that of a category one prompt at a time, else of a row over all categories: groups
+    of a batch are few. `without` counts rows of arms that have no interval at all.
+    """
+    ours = [row for row in rows if row.variant and row.requested_k != 0]
+    with_ci = [(width_of(row), row) for row in ours if row.ci is not None]
+    judged = [item for item in with_ci if item[1].batch == 1 and item[1].category != OVERALL]
+    overall = [item for item in with_ci if item[1].category == OVERALL]
+    if not with_ci:
         return None
-    width, row = max(widths, key=lambda item: item[0])
-    overall = [
-        (other.ci[1] / other.ci[0]) ** 0.5 - 1
-        for other in rows
-        if other.ci is not None and other.category == OVERALL and other.variant
-    ]
+    width, row = max(judged or overall or with_ci, key=lambda item: item[0])
     return {
         "widest": round(width, 4),
         "of": {"category": row.category, "arm": row.name, "batch": row.batch},
-        "overall": round(max(overall), 4) if overall else None,
+        "overall": round(max(item[0] for item in overall), 4) if overall else None,
+        "without": len(ours) - len(with_ci),
     }
+
+
+def width_of(row: Row) -> float:
+    """Return half an interval's width as a share; the row has one."""
+    assert row.ci is not None
+    return math.sqrt(row.ci[1] / row.ci[0]) - 1
+
+
+def _hash(trial: Trial) -> int:
+    """Return a hash of the token ids of a trial's replies."""
+    return zlib.crc32(repr(trial.token_ids).encode())
 
 
 def _raw(value: Any) -> Any:

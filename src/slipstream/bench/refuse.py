@@ -13,25 +13,27 @@ notation that the model knows is fine.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from slipstream.bench.model import Model
 from slipstream.bench.plan import Limits, tokens_needed
-from slipstream.bench.workload import Workload
+from slipstream.bench.workload import Conversation, Workload
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.pages import pages_for
 from slipstream.kernels.ops import Rows
 
 # Prompts are alike if they share this much of the shorter one's runs of so many words.
-RUN, ALIKE = 6, 0.5
+RUN, ALIKE = 6, 0.8
 # A prompt repeats itself if less than this share of its runs is new; tables and code do a little.
 NEW, MANY_RUNS = 0.35, 40
 # Surprise at random tokens is above that of guessing blindly, ln V. At the hardest of 240 texts in
 # several languages it was 0.77 of that, at most of them half.
 RANDOM = 0.9
+# Thai to Khmer, kana, Chinese characters.
+_SPACELESS = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 SURPRISE_TOKENS, FEWEST_TOKENS = 48, 16
 
 
@@ -62,8 +64,8 @@ def _repeated(workload: Workload) -> list[Misleading]:
     out: list[Misleading] = []
     seen: dict[tuple[str, ...], int] = {}
     texts: list[tuple[str, set[tuple[str, ...]]]] = []
-    for conversation in workload.conversations:
-        words = _words(" ".join(conversation.turns))
+    for conversation, turn in _turns(workload):
+        words = _words(turn)
         runs = _runs(words) or {tuple(words)}
         shared: dict[int, int] = {}
         for run in runs:
@@ -87,8 +89,8 @@ def _repeated(workload: Workload) -> list[Misleading]:
 
 def _self_repeating(workload: Workload) -> list[Misleading]:
     out = []
-    for conversation in workload.conversations:
-        words = _words(" ".join(conversation.turns))
+    for conversation, turn in _turns(workload):
+        words = _words(turn)
         total = len(words) - RUN + 1
         if total >= MANY_RUNS and len(_runs(words)) < NEW * total:
             out.append(
@@ -104,9 +106,13 @@ def _self_repeating(workload: Workload) -> list[Misleading]:
 def _random(workload: Workload, model: Model) -> list[Misleading]:
     limit = RANDOM * float(np.log(model.target.arch.vocab_size))
     out = []
-    for conversation in workload.conversations:
-        surprise = surprise_at(model, model.ids(conversation.turns[0]))
-        if surprise is not None and surprise > limit:
+    for conversation, turn in _turns(workload):
+        ids = model.ids(turn)
+        # The end is judged too, where it is not the beginning.
+        windows = [ids, ids[-SURPRISE_TOKENS:]] if len(ids) >= 2 * SURPRISE_TOKENS else [ids]
+        surprises = [surprise_at(model, window) for window in windows]
+        surprise = max((found for found in surprises if found is not None), default=0.0)
+        if surprise > limit:
             out.append(
                 Misleading(
                     kind="random_tokens",
@@ -124,7 +130,8 @@ def _too_few(workload: Workload, limits: Limits) -> list[Misleading]:
         for category, own in workload.categories.items():
             prompts = len(own) // batch * batch
             tokens = limits.max_tokens * prompts
-            if tokens < needed or prompts // batch < 2:
+            # Groups of a batch are few, so there only the row over all categories is judged.
+            if (tokens < needed and batch == 1) or prompts // batch < 2:
                 out.append(
                     Misleading(
                         kind="too_few_tokens",
@@ -169,8 +176,16 @@ def surprise_at(model: Model, token_ids: Sequence[int]) -> float | None:
     return total / (length - 1)
 
 
+def _turns(workload: Workload) -> Iterator[tuple[Conversation, str]]:
+    """Yield everything that is asked, with the conversation that asks it."""
+    for conversation in workload.conversations:
+        for turn in conversation.turns:
+            yield conversation, turn
+
+
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text.lower())
+    """Return words, signs, and single characters of scripts that put no spaces between words."""
+    return re.findall(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|[^\w\s]", text.lower())
 
 
 def _runs(words: Sequence[str]) -> set[tuple[str, ...]]:

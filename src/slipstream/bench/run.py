@@ -20,6 +20,9 @@ from slipstream.bench.trial import Trial, run_trial
 from slipstream.bench.workload import Conversation
 from slipstream.drafters.base import Drafter
 from slipstream.engine.engine import Engine
+from slipstream.engine.pages import pages_for
+from slipstream.errors import RequestError
+from slipstream.kernels.ops import PAGE_SIZE
 from slipstream.types import KSetting, SamplingParams
 
 Progress = Callable[[str, float], None]
@@ -68,9 +71,10 @@ class Run:
 
     @property
     def own_share(self) -> float:
-        """What the bench itself took, as a share of decode time."""
-        seconds = sum(trial.seconds for trial in self.trials)
-        return sum(trial.own_s for trial in self.trials) / seconds if seconds else 0.0
+        """What the bench itself took, as a share of our arms' decode time."""
+        ours = [trial for trial in self.trials if not self.arms[trial.arm].peer]
+        seconds = sum(trial.seconds for trial in ours)
+        return sum(trial.own_s for trial in ours) / seconds if seconds else 0.0
 
 
 class Bench:
@@ -107,6 +111,8 @@ class Bench:
         self._context_len = context_len
         self._clock = clock
         self._failed: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._said: dict[tuple[int, ...], list[int]] = {}  # classic decoding's first replies
 
     def warm_up(self, limits: Limits, progress: Progress) -> None:
         """Time widths and let every engine answer once; peers find their best settings."""
@@ -116,13 +122,15 @@ class Bench:
         engine = self._model.engine
         text = WARM_UP
         prompt = [{"role": "user", "content": text}] if engine.has_chat_template else text
-        room = self._model.target.max_model_len - WARM_UP_TOKENS
-        ids = self._model.ids(prompt)[: max(1, room)]
+        target = self._model.target
+        room = min(target.max_model_len, target.kv.num_pages * PAGE_SIZE)
+        new_tokens = min(WARM_UP_TOKENS, max(2, room // 2))
+        ids = self._model.ids(prompt)[: max(1, room - new_tokens)]
         stops = sorted(engine.tokenizer.stop_ids)
         for number, arm in enumerate(self._arms):
             progress("warming up", number / len(self._arms))
             if not arm.peer:
-                params = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+                params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
                 for batch in limits.batches:
                     trial = Trial(arm=number, group=0, turn=0)
                     run_trial(self._engine(number, batch), [ids], params, trial, self._clock)
@@ -132,11 +140,17 @@ class Bench:
                 self._peers[arm.peer].settle(ids, min(limits.max_tokens, SETTLE_TOKENS), stops)
             except PeerError as error:
                 self._failed[arm.peer] = str(error)
+        self._engines.clear()  # what they learned of this text is no part of any arm
         progress("warming up", 1.0)
 
     def run(self, groups: Sequence[Group], limits: Limits, progress: Progress) -> Run:
         """Answer groups until all are done, the time is over, or an output differs."""
+        if not self._model.engine.has_chat_template and any(
+            conversation.system for group in groups for conversation in group.conversations
+        ):
+            self._notes.append("the model has no chat template: system messages are left out")
         run = Run(arms=self._arms, groups=list(groups), failed=dict(self._failed))
+        run.notes += self._notes
         answers: dict[Conversation, list[str]] = {}
         began = self._clock()
         for number, group in enumerate(groups):
@@ -151,15 +165,17 @@ class Bench:
             if group.turn > len(answers.get(group.conversations[0], [])):
                 run.notes.append(f"left out {group.name}: an earlier turn was left out")
                 continue
-            prompts = [
-                self._model.ids(self._prompt(group, index, answers)) for index in range(group.batch)
-            ]
-            longest = max(map(len, prompts)) + limits.max_tokens
-            if longest > self._model.target.max_model_len:
-                run.notes.append(
-                    f"left out {group.name}: {longest} tokens do not fit the context of "
-                    f"{self._model.target.max_model_len}"
-                )
+            try:
+                prompts = [
+                    self._model.ids(self._prompt(group, index, answers))
+                    for index in range(group.batch)
+                ]
+            except RequestError as error:  # e.g. a template that takes no system message
+                run.notes.append(f"left out {group.name}: {error.message}")
+                continue
+            reason = self._does_not_fit(prompts, limits.max_tokens)
+            if reason:
+                run.notes.append(f"left out {group.name}: {reason}")
                 continue
             first = self._run_group(run, number, prompts, limits.max_tokens)
             if run.mismatches:
@@ -168,6 +184,20 @@ class Bench:
                 answers.setdefault(group.conversations[0], []).append(first.texts[0])
         progress("running", 1.0)
         return run
+
+    def _does_not_fit(self, prompts: Sequence[list[int]], max_tokens: int) -> str:
+        """Return why prompts cannot be answered side by side, "" if they can."""
+        target = self._model.target
+        lengths = [len(prompt) + max_tokens for prompt in prompts]
+        if not all(prompts):
+            return "a prompt has no tokens"
+        if max(lengths) > target.max_model_len:
+            return f"{max(lengths)} tokens do not fit the context of {target.max_model_len}"
+        pages = sum(pages_for(length) for length in lengths)
+        if pages > target.kv.num_pages:
+            room = target.kv.num_pages * PAGE_SIZE
+            return f"{pages * PAGE_SIZE} tokens do not fit the KV cache of {room} (kv_tokens)"
+        return ""
 
     def _prompt(
         self, group: Group, index: int, answers: Mapping[Conversation, Sequence[str]]
@@ -203,10 +233,29 @@ class Bench:
             if first is None:
                 first = trial
                 self._scripts.set(prompts, trial.token_ids)
+                run.mismatches += self._differs_alone(prompts, trial, run.groups[number])
             elif not arm.peer:
-                run.mismatches += _differences(first, trial, arm, run.groups[number])
+                run.mismatches += _differences(
+                    first.token_ids, trial.token_ids, self._name(arm), run.groups[number]
+                )
         assert first is not None
         return first
+
+    def _name(self, arm: Arm) -> str:
+        """Return what messages call an arm; its variant too, if there are several."""
+        if arm.variant is None or len(self._models) == 1:
+            return arm.name
+        return f"{arm.name} ({arm.variant.name})"
+
+    def _differs_alone(
+        self, prompts: list[list[int]], trial: Trial, group: Group
+    ) -> list[Mismatch]:
+        """Return where classic replies differ from those to the same prompts in another batch."""
+        known = [
+            self._said.setdefault(tuple(prompt), ids)
+            for prompt, ids in zip(prompts, trial.token_ids, strict=True)
+        ]
+        return _differences(known, trial.token_ids, self._name(self._arms[0]), group)
 
     def _read(self, prompts: list[list[int]]) -> None:
         """Read prompts into the cache of every model, so that all trials find them there alike."""
@@ -243,17 +292,19 @@ def _ask_peer(
     return True
 
 
-def _differences(first: Trial, trial: Trial, arm: Arm, group: Group) -> list[Mismatch]:
+def _differences(
+    first: Sequence[list[int]], replies: Sequence[list[int]], arm: str, group: Group
+) -> list[Mismatch]:
     """Return where replies differ first, one entry for each prompt that does."""
     out = []
-    for prompt, (expected, got) in enumerate(zip(first.token_ids, trial.token_ids, strict=True)):
+    for prompt, (expected, got) in enumerate(zip(first, replies, strict=True)):
         if expected == got:
             continue
         length = min(len(expected), len(got))
         position = next((i for i in range(length) if expected[i] != got[i]), length)
         out.append(
             Mismatch(
-                arm=arm.name,
+                arm=arm,
                 group=group.name,
                 prompt=prompt,
                 position=position,

@@ -18,9 +18,9 @@ from slipstream.bench.interval import Pair, Passes, interval, throughput_ratio
 from slipstream.bench.model import seconds_of
 from slipstream.bench.run import Run
 from slipstream.bench.trial import Trial
+from slipstream.bench.workload import OVERALL
 from slipstream.types import MAX_K, KSetting
 
-OVERALL = "overall"
 # A fixed k that ran another width than asked for, by more than this share, is shown with that.
 EFFECTIVE = 0.05
 
@@ -35,6 +35,7 @@ class Row:
         name: the arm as shown: "k=8 (ran 2.1)" where that is what it drafted in the mean.
         requested_k: 0, a number of drafted tokens, "auto", or None for a peer.
         variant: how verify rows were run, "" for a peer.
+        prompts: turns that were answered, those of one conversation one by one.
         mean_drafted: drafted tokens of a round with k > 0.
         tokens, seconds: decoded, all passes together.
         speedup: over classic decoding of the same variant; ci is its 95 % interval.
@@ -59,6 +60,7 @@ class Row:
     category: str
     batch: int
     prompts: int
+    conversations: int
     tokens: int
     seconds: float
     tokens_per_s: float | None
@@ -141,25 +143,29 @@ class Trials:
         return [trial for name in wanted for trial in self._by_cell.get((arm, batch, name), [])]
 
     def _pairs(self, arm: int, base: int, batch: int, category: str) -> list[Pair]:
-        """Return each group's passes under both arms, as far as both were run."""
-        sides = [self._passes(index, batch, category) for index in (arm, base)]
-        return [
-            (passes, sides[1][group]) for group, passes in sides[0].items() if group in sides[1]
-        ]
+        """Return the passes of each set of conversations under both arms.
 
-    def _passes(self, arm: int, batch: int, category: str) -> dict[int, Passes]:
-        """Return an arm's passes by group; replies without a second token say nothing."""
+        The turns of a conversation hang together, so they are one draw, not several; a turn counts
+        if both arms answered it.
+        """
+        sides = [self._by_group(index, batch, category) for index in (arm, base)]
+        sums: dict[object, tuple[dict[int, list[float]], dict[int, list[float]]]] = {}
+        for group in sides[0].keys() & sides[1].keys():
+            both = sums.setdefault(self.run.groups[group].conversations, ({}, {}))
+            for side, totals in zip(sides, both, strict=True):
+                for trial in side[group]:
+                    total = totals.setdefault(trial.turn, [0.0, 0.0])
+                    total[0] += trial.tokens
+                    total[1] += trial.seconds
+        return [(_passes(first), _passes(second)) for first, second in sums.values()]
+
+    def _by_group(self, arm: int, batch: int, category: str) -> dict[int, list[Trial]]:
+        """Return an arm's trials by group; replies without a second token say nothing."""
         out: dict[int, list[Trial]] = {}
         for trial in self._by_cell.get((arm, batch, category), []):
             if trial.tokens > 0 and trial.seconds > 0:
                 out.setdefault(trial.group, []).append(trial)
-        return {
-            group: Passes(
-                tokens=[trial.tokens for trial in trials],
-                seconds=[trial.seconds for trial in trials],
-            )
-            for group, trials in out.items()
-        }
+        return out
 
     def _row(self, index: int, batch: int, categories: Sequence[str]) -> Row:
         arm = self.run.arms[index]
@@ -191,6 +197,9 @@ class Trials:
             category=categories[0],
             batch=batch,
             prompts=batch * len({trial.group for trial in trials}),
+            conversations=len(
+                {c for trial in trials for c in self.run.groups[trial.group].conversations}
+            ),
             tokens=tokens,
             seconds=seconds,
             tokens_per_s=tokens / seconds if seconds else None,
@@ -257,6 +266,13 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return value
+
+
+def _passes(totals: dict[int, list[float]]) -> Passes:
+    return Passes(
+        tokens=[tokens for tokens, _ in totals.values()],
+        seconds=[seconds for _, seconds in totals.values()],
+    )
 
 
 def _shown(arm: Arm, mean_drafted: float | None) -> str:

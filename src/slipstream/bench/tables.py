@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from slipstream.bench.record import Setup, precision_reached
 from slipstream.bench.run import Run
-from slipstream.bench.summary import OVERALL, Row, Trials
+from slipstream.bench.summary import Row, Trials
+from slipstream.bench.workload import OVERALL
 
 # An interval whose ends are this many times apart says nothing; the JSON has it all the same.
 WIDE = 4.0
@@ -90,7 +92,7 @@ def by_category(title: str, rows: Sequence[Row], categories: Sequence[str]) -> T
             else "-"
             for arm in arms
         ]
-        table.add_row(category, _number(own[0].tokens_per_s, 0), *cells)
+        table.add_row(escape(category), _number(own[0].tokens_per_s, 0), *cells)
     return table
 
 
@@ -105,7 +107,7 @@ def details(title: str, rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.requested_k == chosen:
             table.add_row(
-                row.category,
+                escape(row.category),
                 str(row.prompts),
                 f"{row.tokens:,}",
                 _number(row.tokens_per_s, 0),
@@ -129,7 +131,7 @@ def kernels(rows: Sequence[Row], variants: Sequence[str]) -> Table:
     cells = {
         (row.batch, row.requested_k, row.variant): row for row in rows if row.category == OVERALL
     }
-    for batch, k in dict.fromkeys((batch, k) for batch, k, _ in cells):
+    for batch, k in dict.fromkeys((batch, k) for batch, k, variant in cells if variant):
         own = [cells.get((batch, k, variant)) for variant in variants]
         times = [
             None if row is None else row.classic_ms if k == 0 else row.verify_ms for row in own
@@ -170,7 +172,7 @@ def peers(run: Run, trials: Trials, rows: Sequence[Row]) -> Table:
                 cells.append("-" if ratio is None else f"{ratio:.2f}x {_interval(ci)}")
             table.add_row(row.name, _number(row.tokens_per_s, 0), *cells)
     for name, reason in run.failed.items():
-        table.add_row(name, "-", f"[yellow]{_escaped(reason)}[/yellow]")
+        table.add_row(name, "-", f"[yellow]{escape(reason)}[/yellow]")
     return table
 
 
@@ -178,21 +180,23 @@ def closing(setup: Setup, run: Run, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines behind the tables: precision, own cost, notes, warnings, outputs."""
     reached = precision_reached(rows)
     if reached is not None:
-        of = reached["of"]
-        asked = setup.limits.precision
+        of, asked = reached["of"], setup.limits.precision
         verdict = "within" if reached["widest"] <= asked else "[yellow]not within[/yellow]"
+        overall = reached["overall"]
+        total = "no overall interval" if overall is None else f"±{100 * overall:.1f} % overall"
+        without = f"; {reached['without']} rows have none" if reached["without"] else ""
         yield (
-            f"precision: ±{100 * reached['overall']:.1f} % overall; the widest category is "
-            f"{_escaped(of['category'])} ({_escaped(of['arm'])}, batch {of['batch']}) with "
-            f"±{100 * reached['widest']:.1f} %, {verdict} the ±{100 * asked:g} % asked for"
+            f"precision: {total}; the widest of a category is that of {escape(of['category'])} "
+            f"({escape(of['arm'])}, batch {of['batch']}), ±{100 * reached['widest']:.1f} %, "
+            f"{verdict} the ±{100 * asked:g} % asked for{without}"
         )
     yield f"the bench's own work: {100 * run.own_share:.2f} % of decode time"
     for note in run.notes:
-        yield f"note: {_escaped(note)}"
+        yield f"note: {escape(note)}"
     for warning in setup.warnings:
-        yield f"[red]misleading[/red]: {_escaped(warning.text)}"
+        yield f"[red]misleading[/red]: {escape(warning.text)}"
     if run.mismatches:
-        yield f"[red]outputs differ[/red]: {_escaped(str(run.mismatches[0]))}"
+        yield f"[red]outputs differ[/red]: {escape(str(run.mismatches[0]))}"
     else:
         yield "outputs: every reply of every arm has the token ids of classic decoding"
 
@@ -200,7 +204,8 @@ def closing(setup: Setup, run: Run, rows: Sequence[Row]) -> Iterator[str]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        # On a narrow terminal cells are folded: a number that is cut says something else.
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     return table
 
 
@@ -236,9 +241,3 @@ def _widths(row: Row) -> str:
     """Return the four commonest widths and their rounds, in order of width."""
     top = sorted(row.k_histogram.items(), key=lambda item: -item[1])[:4]
     return " ".join(f"{k}:{count}" for k, count in sorted(top, key=lambda item: int(item[0])))
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

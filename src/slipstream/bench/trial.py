@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.engine.engine import Engine
+from slipstream.engine.stats import ReplyStats
 from slipstream.types import Reply, SamplingParams
 
 Clock = Callable[[], float]
@@ -28,7 +29,7 @@ class Trial:
         token_ids, texts: of each prompt's reply.
         tokens, seconds: decoded tokens and what they took.
         prefill_s: seconds before.
-        forwards: forwards by row count, padding excluded.
+        forwards: forwards by row count, padding included.
         outcomes: rounds by (drafted, accepted), k > 0.
         waits: (seconds, tokens) of each round of each sequence.
         own_s: what the bench itself took between two steps.
@@ -79,18 +80,20 @@ def run_trial(
     for request in requests:
         engine.queue([request])
     unread = {request.id for request in requests}
+    counted = [_counts(request.stats) for request in requests]
     last: dict[int, float] = {}
     replies: dict[int, Reply] = {}
     began = started = ended = clock()
     rows = engine.stats.rows
     while engine.num_requests:
+        live = engine.num_requests
         before = clock()
         outputs = engine.step()
         now = clock()
         decoding = not unread
         if decoding:
             trial.own_s += before - ended
-            trial.forwards[engine.stats.rows - rows] += 1
+            trial.forwards[_padded(engine, engine.stats.rows - rows, live)] += 1
         ended, rows = now, engine.stats.rows
         for output in outputs:
             chunk, number = output.chunk, output.request_id
@@ -103,18 +106,33 @@ def run_trial(
                 replies[number] = chunk.reply
         if not decoding:
             started = now
+            counted = [_counts(request.stats) for request in requests]
     trial.prefill_s, trial.seconds = started - began, ended - started
-    for request in requests:
+    for request, (outcomes, classic_rounds, seconds) in zip(requests, counted, strict=True):
         reply, stats = replies[request.id], request.stats
         trial.token_ids.append(reply.token_ids)
         trial.texts.append(reply.text)
-        trial.outcomes += stats.outcomes
-        trial.classic_rounds += stats.classic_rounds
-        trial.classic_s += stats.classic_s
-        trial.round_s += stats.round_s
-        trial.verify_s += stats.verify_s
-        trial.draft_s += stats.draft_s
+        trial.outcomes += stats.outcomes - outcomes
+        trial.classic_rounds += stats.classic_rounds - classic_rounds
+        for name in _SECONDS:
+            spent = getattr(stats, name) - seconds[name]
+            setattr(trial, name, getattr(trial, name) + spent)
         trial.verdicts[reply.speculation.verdict] += 1
         if reply.speculation.predicted_speedup is not None:
             trial.forecasts.append(reply.speculation.predicted_speedup)
     return trial
+
+
+_SECONDS = ("classic_s", "round_s", "verify_s", "draft_s")
+
+
+def _counts(stats: ReplyStats) -> tuple[Counter[tuple[int, int]], int, dict[str, float]]:
+    """Return what a reply has counted so far."""
+    seconds = {name: getattr(stats, name) for name in _SECONDS}
+    return stats.outcomes.copy(), stats.classic_rounds, seconds
+
+
+def _padded(engine: Engine, rows: int, live: int) -> int:
+    """Return the rows of a forward with its padding; only verifies are padded."""
+    pad_to = engine._pad_to
+    return rows if rows == live else -(-rows // pad_to) * pad_to

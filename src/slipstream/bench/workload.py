@@ -18,6 +18,9 @@ from typing import Any
 
 from slipstream.errors import ConfigError
 
+# What rows over all categories are called; no category may be.
+OVERALL = "overall"
+LONGEST_NAME = 80
 BUILT_IN = (
     "chat",
     "code",
@@ -90,7 +93,9 @@ class Workload:
             if name not in own:
                 raise ConfigError(f"no category {name} in {self.name}; it has {', '.join(own)}")
         kept = [
-            conversation for name in categories or own for conversation in own[name][:per_category]
+            conversation
+            for name in dict.fromkeys(categories or own)
+            for conversation in own[name][:per_category]
         ]
         return Workload(name=self.name, conversations=tuple(kept))
 
@@ -112,7 +117,9 @@ def open_workload(name: str) -> Workload:
         return Workload(name=name, conversations=tuple(found))
     path = Path(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"the workload {name} is no file")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(
             f"cannot read the workload {name}: {error.strerror}",
@@ -142,7 +149,7 @@ def _parse(text: str, name: str) -> Iterator[Conversation]:
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are ValueErrors
         raise ConfigError(f"{where} is not JSON: {error}") from error
 
 
@@ -160,11 +167,20 @@ def _conversation(entry: Any, where: str, number: str) -> Conversation:
         or not all(isinstance(turn, str) and turn.strip() for turn in turns)
     ):
         raise ConfigError(f"{where} needs `turns`, a list of texts, or `messages`")
-    name = entry.get("id", entry.get("question_id", entry.get("custom_id", number)))
+    if any("\ud800" <= character <= "\udfff" for character in "".join([system, *turns])):
+        raise ConfigError(f"{where} has half of a character, a lone surrogate")
+    names = (entry.get(key) for key in ("id", "question_id", "custom_id"))
+    name = str(next((name for name in names if name is not None), number))
     category = entry.get("category", "all")
-    if not isinstance(category, str) or not category.isprintable() or not category:
-        raise ConfigError(f"{where} has a category that is no plain text: {category!r}")
-    return Conversation(id=str(name), category=category, turns=tuple(turns), system=system)
+    for what, text in (("an id", name), ("a category", category)):
+        if not isinstance(text, str) or not text.isprintable() or not 0 < len(text) <= LONGEST_NAME:
+            raise ConfigError(
+                f"{where} must have {what} of 1 to {LONGEST_NAME} printable characters, got "
+                f"{ascii(text)[:80]}"
+            )
+    if category == OVERALL:
+        raise ConfigError(f"{where}: no category may be called {OVERALL}")
+    return Conversation(id=name, category=category, turns=tuple(turns), system=system)
 
 
 def _asked(messages: Any, where: str) -> tuple[str, list[str]]:
@@ -178,7 +194,7 @@ def _asked(messages: Any, where: str) -> tuple[str, list[str]]:
         if isinstance(content, list):
             content = "".join(_part(part, where) for part in content)
         role = "system" if role == "developer" else role
-        if role not in texts or not isinstance(content, str):
+        if not isinstance(role, str) or role not in texts or not isinstance(content, str):
             raise ConfigError(
                 f"{where}: a message must have a role of {', '.join(texts)} and text, got {message}"
             )

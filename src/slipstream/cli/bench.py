@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import sys
@@ -13,7 +14,7 @@ import typer
 from slipstream.cli.output import check_writable, write_text
 from slipstream.cli.settings import engine_config, with_engine_flags_but
 from slipstream.cli.status import progress
-from slipstream.errors import ConfigError
+from slipstream.errors import ConfigError, SlipstreamError
 
 if TYPE_CHECKING:
     from slipstream.bench.benchmark import Result
@@ -29,11 +30,14 @@ def _option(flag: str, metavar: str, help: str) -> Any:
     return typer.Option(flag, metavar=metavar, show_default=False, help=help)
 
 
-@with_engine_flags_but(*("k", "drafter", "profile", "verify_kernel", "verify_pad", "tile_m"))
+@with_engine_flags_but(
+    *("k", "drafter", "profile", "prefix_cache", "verify_kernel", "verify_pad", "tile_m")
+)
 def bench(
     model: Annotated[str, typer.Argument(help="Name of a pulled model, or path of a model file.")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="A minute at most: fewer prompts, arms and tokens.")
+        bool,
+        typer.Option("--quick", help="A minute without peers: fewer prompts, arms and tokens."),
     ] = False,
     k_values: Annotated[
         str | None,
@@ -100,7 +104,8 @@ def bench(
         _option(
             "--precision",
             "PERCENT",
-            "Half width wanted of each category's 95 % interval. [default: 25; quick: 100]",
+            "Half width wanted of each category's 95 % interval, in a batch of the overall one. "
+            "[default: 25; quick: 100]",
         ),
     ] = None,
     time_limit: Annotated[
@@ -108,7 +113,8 @@ def bench(
         _option(
             "--time-limit",
             "SECONDS",
-            "Begin nothing new after that. [default: 510; quick: 40]",
+            "Begin nothing new after that; starting and settling peers is not in it. "
+            "[default: 510; quick: 40]",
         ),
     ] = None,
     allow_misleading: Annotated[
@@ -132,10 +138,8 @@ def bench(
     JSON object, unless stdout is a terminal and --json is not given. Exit code 1 says that an
     output differed, 2 that the benchmark would mislead.
     """
-    for path in (json_file, plot_file):
-        if path is not None:
-            check_writable(path)
-    from slipstream.bench.arms import parse_k_values, parse_variants
+    _check_files(json_file, plot_file)
+    from slipstream.bench.arms import listed, parse_k_values, parse_variants
     from slipstream.bench.workload import open_workload
 
     limits = _limits(
@@ -147,8 +151,9 @@ def bench(
         seconds=time_limit,
     )
     config = engine_config(settings)
-    names = [] if categories is None else _listed(categories, "--categories")
-    values = parse_k_values(k_values or ("0,3,auto" if quick else "0,1,2,3,4,8,auto"))
+    names = [] if categories is None else listed(categories, "--categories")
+    usual = "0,3,auto" if quick else "0,1,2,3,4,8,auto"
+    values = parse_k_values(usual if k_values is None else k_values)
     if drafter not in ("auto", "ngram") and not drafter.startswith("scripted:"):
         raise ConfigError(
             f"--drafter must be auto, ngram or scripted:RATE, got {drafter}",
@@ -166,9 +171,12 @@ def bench(
         peers=_peers(peers),
         peer_python=peer_python,
     )
-    _report(result, json_file, plot_file)
+    try:
+        _report(result, json_file, plot_file)
+    finally:
+        if result.run.mismatches:
+            print(f"error: {result.run.mismatches[0]}", file=sys.stderr)
     if result.run.mismatches:
-        print(f"error: {result.run.mismatches[0]}", file=sys.stderr)
         raise typer.Exit(FAILED)
 
 
@@ -180,7 +188,33 @@ def _run(**asked: Any) -> Result:
 
 
 def _report(result: Result, json_file: Path | None, plot_file: Path | None) -> None:
-    """Print tables and the JSON line, write the files."""
+    """Write the file, print tables and the JSON line, draw: what fails keeps nothing else back.
+
+    Raises:
+        SlipstreamError: a file could not be written; everything else was.
+    """
+    line = json.dumps(result.as_json(), allow_nan=False)
+    failed: list[SlipstreamError] = []
+    try:
+        if json_file is not None:
+            write_text(json_file, line + "\n")
+    except SlipstreamError as error:
+        failed.append(error)
+    try:
+        if plot_file is not None:
+            from slipstream.bench.plot import plot
+
+            plot(plot_file, result.setup, result.rows)
+    except SlipstreamError as error:
+        failed.append(error)
+    _print_tables(result)
+    if json_file is not None or not sys.stdout.isatty():
+        print(line, flush=True)
+    if failed:
+        raise failed[0]
+
+
+def _print_tables(result: Result) -> None:
     from rich.console import Console
 
     from slipstream.bench.tables import tables
@@ -190,15 +224,21 @@ def _report(result: Result, json_file: Path | None, plot_file: Path | None) -> N
         console = Console(width=WIDTH)
     for table in tables(result.setup, result.run, result.trials, result.rows):
         console.print(table)
-    line = json.dumps(result.as_json(), allow_nan=False)
-    if json_file is not None:
-        write_text(json_file, line + "\n")
-    if plot_file is not None:
-        from slipstream.bench.plot import plot
 
-        plot(plot_file, result.setup, result.rows)
-    if json_file is not None or not sys.stdout.isatty():
-        print(line, flush=True)
+
+def _check_files(json_file: Path | None, plot_file: Path | None) -> None:
+    """Fail before anything runs if a file cannot be written."""
+    for path in (json_file, plot_file):
+        if path is not None:
+            check_writable(path)
+    if (
+        json_file is not None
+        and plot_file is not None
+        and json_file.resolve() == plot_file.resolve()
+    ):
+        raise ConfigError(f"--json and --plot must be two files, got {json_file} twice")
+    if plot_file is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install 'slipstream[bench]'")
 
 
 def _limits(quick: bool, **given: Any) -> Limits:
@@ -226,9 +266,12 @@ def _limits(quick: bool, **given: Any) -> Limits:
 
 
 def _batches(text: str) -> tuple[int, ...]:
+    from slipstream.bench.arms import listed
+
     out: list[int] = []
-    for item in _listed(text, "--batch"):
-        if not item.isascii() or not item.isdecimal() or not 1 <= int(item[:9]) <= MAX_BATCH:
+    for item in listed(text, "--batch"):
+        plain = item.isascii() and item.isdecimal() and len(item) < 9
+        if not plain or not 1 <= int(item) <= MAX_BATCH:
             raise ConfigError(f"--batch takes numbers in [1, {MAX_BATCH}], got {item}")
         if int(item) not in out:
             out.append(int(item))
@@ -236,20 +279,14 @@ def _batches(text: str) -> tuple[int, ...]:
 
 
 def _peers(text: str) -> list[str]:
+    from slipstream.bench.arms import listed
     from slipstream.bench.peers import PEERS
 
-    names = _listed(text, "--peers") if text else []
+    names = listed(text, "--peers") if text else []
     for name in names:
         if name not in PEERS:
             raise ConfigError(f"--peers takes {', '.join(PEERS)}, got {name}")
     return list(dict.fromkeys(names))
-
-
-def _listed(text: str, flag: str) -> list[str]:
-    items = [item.strip() for item in text.split(",")]
-    if not all(items):
-        raise ConfigError(f"{flag} is a list separated by commas, got {text!r}")
-    return items
 
 
 def _or(value: Any, default: Any) -> Any:

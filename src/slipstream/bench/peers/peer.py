@@ -68,7 +68,7 @@ class Peer:
         self.facts: dict[str, Any] = {**facts, **self._settings[0]}
 
     def settle(self, token_ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int]) -> None:
-        """Try every setting on a prompt and keep the fastest, in seconds per token of its reply.
+        """Try every setting on a prompt and keep the fastest in decoding, by seconds a token.
 
         Notes what was tried in `facts["tried"]`. A setting that the engine refuses is left out.
 
@@ -91,7 +91,8 @@ class Peer:
         for round_index in range(ROUNDS):
             for options, seconds in running:
                 reply = self._timed(options, token_ids, max_tokens, stop_ids)
-                seconds.append(reply.seconds / max(1, len(reply.token_ids)))
+                decoded = max(1, len(reply.token_ids) - 1)
+                seconds.append((reply.seconds - reply.first_s) / decoded)
             if round_index + 1 == SCAN_ROUNDS:
                 limit = FAR_BEHIND * min(min(seconds) for _, seconds in tried)
                 running = [setting for setting in tried if min(setting[1]) <= limit]

@@ -84,7 +84,7 @@ class WorkerProcess:
             raise PeerError(f"{self._python} does not run: {error.strerror}") from error
         try:
             self.facts = self._answer(time.perf_counter(), deadline_s)
-        except PeerError:
+        except BaseException:  # an interrupt too must not leave it running
             self.close()
             raise
 
