@@ -11,8 +11,9 @@ from slipstream.bench.peers import PeerError, PeerReply
 from slipstream.bench.plan import Group, groups_of
 from slipstream.bench.record import against_peers
 from slipstream.bench.run import Run
-from slipstream.bench.summary import OVERALL, Row, Trials
-from slipstream.bench.workload import Workload
+from slipstream.bench.summary import Row, Trials
+from slipstream.bench.tables import answer, precision
+from slipstream.bench.workload import OVERALL, Workload
 from tests.bench.worlds import (
     ROW_S,
     STEP_S,
@@ -22,6 +23,7 @@ from tests.bench.worlds import (
     conversation,
     limits,
     never,
+    setup_of,
     workload,
 )
 from tests.fake_model import VOCAB
@@ -267,3 +269,16 @@ def test_a_peer_that_fails_is_noted_and_the_run_goes_on(fails_at: int, reason: s
 def test_groups_name_what_they_ask() -> None:
     group = Group(category="code", conversations=(conversation(1), conversation(2)), turn=1)
     assert group.name == "code 1, 2, turn 2"
+
+
+def test_the_answer_and_the_precision_are_said_in_a_sentence_each() -> None:
+    done = run(World(), workload(*map(conversation, range(4))), [0, 3, "auto"], max_tokens=25)
+    trials = Trials(done, {VARIANT.name: {1: STEP_S, 16: STEP_S + 15 * ROW_S}})
+    rows = trials.rows()
+    setup = setup_of()
+    said = list(answer(setup, done, rows))
+    assert "4 of 4 groups of prompts" in said[0]
+    assert said[1].startswith("batch 1: auto ")
+    assert "best fixed width k=3" in said[1]
+    assert "within the ±100 % asked for" in precision(setup, rows)
+    assert "no interval" in precision(setup, [row for row in rows if row.ci is None])

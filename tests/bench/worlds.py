@@ -8,11 +8,12 @@ from typing import Any
 from slipstream.bench.arms import Arm, Variant, arms_of
 from slipstream.bench.model import Model
 from slipstream.bench.plan import Limits
+from slipstream.bench.record import Bound, Setup
 from slipstream.bench.run import Bench
 from slipstream.bench.scripts import Scripts
 from slipstream.bench.workload import Conversation, Workload
+from slipstream.config import EngineConfig
 from slipstream.drafters.scripted import ScriptedSpec
-from slipstream.engine.engine import Engine
 from slipstream.types import KSetting
 from tests.fake_model import VOCAB, fake_engine, forwards
 
@@ -77,8 +78,19 @@ def workload(*conversations: Conversation) -> Workload:
     return Workload(name="test", conversations=conversations)
 
 
+def setup_of() -> Setup:
+    """Return what a report says of the machine, all of it made up."""
+    return Setup(
+        provenance={"model": "fake", "cpu": "none", "cores": 1},
+        config=EngineConfig(),
+        backend={"name": "fake", "reason": "made up"},
+        drafter="scripted",
+        workload=workload(conversation(1)),
+        limits=limits(),
+        bound=Bound(weight_bytes=1, bandwidth=1.0, how="made up"),
+        times_s={},
+    )
+
+
 def arm_named(arms: Sequence[Arm], name: str) -> int:
     return [arm.name for arm in arms].index(name)
-
-
-__all__ = ["Engine", "World", "arm_named", "bench", "conversation", "limits", "never", "workload"]

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ def provenance(model: Path) -> dict[str, Any]:
     # Installed into somebody else's checkout it would be that one's commit.
     tracked = _git("ls-files", "--", Path(__file__).name, folder=Path(__file__).parent)
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **_cpu(),
+        "memory_bytes": _memory_bytes(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "load_average": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
@@ -67,6 +70,14 @@ def _cpu() -> dict[str, Any]:
         "cpu": fields.get("model name", platform.machine()),
         "flags": [flag for flag in _TELLING_FLAGS if flag in flags],
     }
+
+
+def _memory_bytes() -> int | None:
+    """Return the machine's memory, None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
 def _git(*arguments: str, folder: Path = _PACKAGE_FOLDER) -> str:

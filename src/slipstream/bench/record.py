@@ -92,6 +92,7 @@ def record(setup: Setup, run: Run, trials: Trials, rows: Sequence[Row]) -> dict[
                 "name": setup.workload.name,
                 "sha256": setup.workload.sha256,
                 "prompts": {name: len(own) for name, own in setup.workload.categories.items()},
+                "groups_run": len({trial.group for trial in run.trials}),
             },
             "peers": setup.peers,
         },

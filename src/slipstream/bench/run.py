@@ -143,8 +143,19 @@ class Bench:
         self._engines.clear()  # what they learned of this text is no part of any arm
         progress("warming up", 1.0)
 
-    def run(self, groups: Sequence[Group], limits: Limits, progress: Progress) -> Run:
-        """Answer groups until all are done, the time is over, or an output differs."""
+    def run(
+        self,
+        groups: Sequence[Group],
+        limits: Limits,
+        progress: Progress,
+        began: float | None = None,
+    ) -> Run:
+        """Answer groups until all are done, the time is over, or an output differs.
+
+        Args:
+            began: when the time began, by the clock of this bench; now if not given. One group is
+                always run.
+        """
         if not self._model.engine.has_chat_template and any(
             conversation.system for group in groups for conversation in group.conversations
         ):
@@ -152,10 +163,10 @@ class Bench:
         run = Run(arms=self._arms, groups=list(groups), failed=dict(self._failed))
         run.notes += self._notes
         answers: dict[Conversation, list[str]] = {}
-        began = self._clock()
+        began = self._clock() if began is None else began
         for number, group in enumerate(groups):
             spent = self._clock() - began
-            if spent > limits.seconds:
+            if spent > limits.seconds and run.trials:
                 run.notes.append(
                     f"stopped at the time limit of {limits.seconds:.0f} s: "
                     f"{number} of {len(groups)} groups were run"

@@ -50,7 +50,8 @@ class Row:
         classic_ms, verify_ms, draft_ms, overhead_ms: means of a round.
         predicted_speedup: what the forwards timed before the run say of the rounds that were run,
             the host's part of a step as classic steps have it.
-        forecast: the mean of what the policy predicted at the end of each reply.
+        forecast: the mean of what the policy predicted at the end of each reply, for rounds that
+            draft at its best width.
         verdicts: what the policy said there.
     """
 

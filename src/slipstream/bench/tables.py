@@ -129,7 +129,9 @@ def kernels(rows: Sequence[Row], variants: Sequence[str]) -> Table:
         *("batch", "k", "rows", *variants),
     )
     cells = {
-        (row.batch, row.requested_k, row.variant): row for row in rows if row.category == OVERALL
+        (row.batch, row.requested_k, row.variant): row
+        for row in rows
+        if row.category == OVERALL and row.requested_k != "auto"  # it runs other widths each time
     }
     for batch, k in dict.fromkeys((batch, k) for batch, k, variant in cells if variant):
         own = [cells.get((batch, k, variant)) for variant in variants]
@@ -178,18 +180,8 @@ def peers(run: Run, trials: Trials, rows: Sequence[Row]) -> Table:
 
 def closing(setup: Setup, run: Run, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines behind the tables: precision, own cost, notes, warnings, outputs."""
-    reached = precision_reached(rows)
-    if reached is not None:
-        of, asked = reached["of"], setup.limits.precision
-        verdict = "within" if reached["widest"] <= asked else "[yellow]not within[/yellow]"
-        overall = reached["overall"]
-        total = "no overall interval" if overall is None else f"±{100 * overall:.1f} % overall"
-        without = f"; {reached['without']} rows have none" if reached["without"] else ""
-        yield (
-            f"precision: {total}; the widest of a category is that of {escape(of['category'])} "
-            f"({escape(of['arm'])}, batch {of['batch']}), ±{100 * reached['widest']:.1f} %, "
-            f"{verdict} the ±{100 * asked:g} % asked for{without}"
-        )
+    yield from answer(setup, run, rows)
+    yield precision(setup, rows)
     yield f"the bench's own work: {100 * run.own_share:.2f} % of decode time"
     for note in run.notes:
         yield f"note: {escape(note)}"
@@ -199,6 +191,51 @@ def closing(setup: Setup, run: Run, rows: Sequence[Row]) -> Iterator[str]:
         yield f"[red]outputs differ[/red]: {escape(str(run.mismatches[0]))}"
     else:
         yield "outputs: every reply of every arm has the token ids of classic decoding"
+
+
+def answer(setup: Setup, run: Run, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what was asked, in a sentence for each batch: auto beside the best fixed width."""
+    made = setup.provenance
+    ran = len({trial.group for trial in run.trials})
+    yield (
+        f"{escape(made['model'])}, {escape(setup.drafter)} drafts, {setup.backend['name']} "
+        f"({escape(setup.backend['reason'])}), {made['cpu']}, {made['cores']} cores; workload "
+        f"{escape(setup.workload.name)}, {ran} of {len(run.groups)} groups of prompts"
+    )
+    first = run.arms[0].variant
+    total = [r for r in rows if r.category == OVERALL and first and r.variant == first.name]
+    for batch in dict.fromkeys(row.batch for row in total):
+        own = [row for row in total if row.batch == batch and row.speedup is not None]
+        fixed = [row for row in own if isinstance(row.requested_k, int) and row.requested_k]
+        best = max(fixed, key=lambda row: row.speedup or 0.0, default=None)
+        said = [
+            f"{name} {_speedup(row)} ({_interval(row.ci)})"
+            for name, row in (
+                ("auto", next((row for row in own if row.requested_k == "auto"), None)),
+                (f"best fixed width {best.name}" if best else "", best),
+            )
+            if row is not None
+        ]
+        yield f"batch {batch}: {', '.join(said)}, times classic"
+
+
+def precision(setup: Setup, rows: Sequence[Row]) -> str:
+    """Return how narrow the intervals are, in words."""
+    reached, asked = precision_reached(rows), f"±{100 * setup.limits.precision:g} %"
+    if reached is None:
+        return f"precision: no interval, too few conversations; {asked} was asked for"
+    of, overall = reached["of"], reached["overall"]
+    total = "no overall interval" if overall is None else f"{_share(overall)} overall"
+    without = f"; {reached['without']} rows have no interval" if reached["without"] else ""
+    verdict = "within" if reached["widest"] <= setup.limits.precision else "not within"
+    return (
+        f"precision: {total}; widest in {escape(of['category'])} ({escape(of['arm'])}, batch "
+        f"{of['batch']}), {_share(reached['widest'])}, {verdict} the {asked} asked for{without}"
+    )
+
+
+def _share(width: float) -> str:
+    return f"±{100 * width:.1f} %" if width < 1 else "more than ±100 %"
 
 
 def _table(title: str, *columns: str) -> Table:

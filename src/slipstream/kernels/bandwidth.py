@@ -47,5 +47,5 @@ def read_bandwidth(repeats: int) -> tuple[float, str]:
                     start = time.perf_counter()
                     list(pool.map(reader, range(threads)))
                     rate = threads * BLOCK_BYTES / (time.perf_counter() - start)
-                    best = max(best, (rate, f"{name}, {threads} threads"))
+                    best = max(best, (rate, f"{name}, {threads} thread{'s' * (threads > 1)}"))
     return best
