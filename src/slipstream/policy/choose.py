@@ -194,10 +194,10 @@ class MeasuredPolicy:
         Returns:
             False if it has something to teach after all: then `observe_step` wants it.
         """
-        level = self.cost.classic.level(len(requests), kv_tokens)
-        seen_at = 0 if level is None else level.seen_at
-        if self._accounts.last is not None and self.rounds - seen_at >= CLASSIC_LOOK:
-            return False
+        if self._accounts.last is not None:  # the first step since a look
+            level = self.cost.classic.level(len(requests), kv_tokens)
+            if level is None or self.rounds - level.seen_at >= CLASSIC_LOOK:
+                return False
         return self._accounts.pass_by(requests, kv_tokens, draft_s, round_s)
 
     def settle(self) -> None:
