@@ -26,11 +26,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from shapes import packed_layout
+
 from slipstream.kernels.cuda import compiler
 from slipstream.kernels.cuda.bandwidth import copy_bandwidth
 from slipstream.kernels.cuda.linear import TILE_ROWS, CudaWeight, Segment, linear
 from slipstream.kernels.cuda.linear_kernels import LinearKernels
-from slipstream.kernels.cuda.packing import Layout, cut_columns
 from slipstream.models.loading.names import cache_dir
 
 Key = TypeVar("Key")
@@ -85,18 +86,7 @@ def time_all(calls: Mapping[Key, Callable[[int], object]], sets: int) -> dict[Ke
 
 def random_weights(n: int, k: int, sets: int) -> list[CudaWeight]:
     """Return packed 4-bit matrices with biases, groups of 64, random codes, small scales."""
-    splits, warps, chunks = cut_columns(k)
-    layout = Layout(
-        n=n,
-        k=k,
-        kind=4,
-        group=64,
-        zero=0,
-        has_bias=True,
-        splits=splits,
-        warps=warps,
-        chunks=chunks,
-    )
+    layout = packed_layout(n, k)
     kernels = LinearKernels(layout, compiler.current_device(), cache_dir() / "cubins")
     weights = []
     for _ in range(sets):

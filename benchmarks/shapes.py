@@ -106,7 +106,7 @@ def weight_bytes_of_a_step(target: Target) -> int:
     arch, total = target.arch, target.backend.weight_bytes()
     if arch.tied_embedding:
         return total
-    return total - _layout(arch.vocab_size, arch.hidden_size).num_bytes
+    return total - packed_layout(arch.vocab_size, arch.hidden_size).num_bytes
 
 
 def _weights(arch: Arch, backend: CudaBackend, draw: torch.Generator) -> DecoderWeights:
@@ -114,7 +114,7 @@ def _weights(arch: Arch, backend: CudaBackend, draw: torch.Generator) -> Decoder
     kernels: dict[Layout, LinearKernels] = {}
 
     def matrix(n: int, k: int, gain: float = 1.0) -> CudaWeight:
-        layout = _layout(n, k)
+        layout = packed_layout(n, k)
         if layout not in kernels:
             kernels[layout] = LinearKernels(layout, compiler.current_device(), CUBINS)
         packed = _random_bytes(layout, gain, draw)
@@ -143,7 +143,8 @@ def _weights(arch: Arch, backend: CudaBackend, draw: torch.Generator) -> Decoder
     return DecoderWeights(embedding=embedding, layers=layers, norm=norm(), output=output)
 
 
-def _layout(n: int, k: int) -> Layout:
+def packed_layout(n: int, k: int) -> Layout:
+    """Return the layout of a 4-bit matrix with biases and groups of 64."""
     splits, warps, chunks = cut_columns(k)
     return Layout(
         n=n,
