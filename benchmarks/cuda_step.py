@@ -152,7 +152,7 @@ def engines(target: Target, config: EngineConfig, tokens: int) -> dict[str, Any]
 
     def run(make: Any, k: Any) -> tuple[list[int], float]:
         settings = dataclasses.replace(config, k=k, profile="off", prefix_cache="off")
-        engine = Engine(target, _Numbers(), config=settings, make_drafter=make)
+        engine = Engine(target, _Numbers(), config=settings, make_drafters=[make] if make else ())
         began = time.perf_counter()
         (reply,) = engine.generate([prompt], params)
         return reply.token_ids, time.perf_counter() - began

@@ -196,7 +196,9 @@ class Fuzzer:
 
     def _engine(self, **settings: Any) -> Engine:
         config = EngineConfig(**{**LIMITS, **settings})
-        return Engine(self.target, self.tokenizer, config=config, make_drafter=self._make_drafter)
+        return Engine(
+            self.target, self.tokenizer, config=config, make_drafters=[self._make_drafter]
+        )
 
     def _make_drafter(self) -> Drafter:
         if self._drafter is None:

@@ -4,8 +4,8 @@
 
 An adversary sees k before it picks how much is accepted and what the round takes. It also moves the
 classic step's cost (heat, context), changes the batch, and throws in hiccups: into rounds that
-draft, or (style "weather") into any step, as a busy machine does. After a case the bound of
-docs/policy.md is checked over every window of its rounds.
+draft, or (style "weather") into any step, as a busy machine does; and it says what the policy's own
+thinking takes. After a case the bound of docs/policy.md is checked over every window of its rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from slipstream.policy.base import RoundOutcome, RoundView, StepOutcome, StepView
+from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepOutcome, StepView
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.ledger import CAPACITY_STEPS, RHO
 
@@ -62,10 +62,11 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
     mostly has nothing to offer, so steps pass by; in "mixed" some requests have a k of their own.
     """
     free = style == "idle"
-    policy = MeasuredPolicy(edges=range(1, 129), free=free)
+    policy = MeasuredPolicy(edges=range(1, 129), paid=not free)
     peek_s = rng.choice((0.001, 0.01, 0.2)) if free else 0.0  # of a step, for each sequence
     step_s = 10 ** rng.uniform(-3, -1)
     slope = rng.uniform(0.0, 0.9)
+    think_s = step_s * rng.choice((0.0, 0.003, 0.06))
     calibrated = rng.random() < 0.5
     if calibrated:
         for rows in range(1, 17):
@@ -82,7 +83,8 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
             batch = rng.randint(1, 6)
         if style == "mixed" and rng.random() < 0.05:
             fixed = [rng.choice((None, 0, rng.randint(1, 15))) for _ in range(6)]
-        peeks = free and policy.may_peek
+        peeks = free and policy.awake
+        decides = policy.awake or any(fixed[:batch])
         offered = 15 if peeks and rng.random() < 0.1 else 0
         views = [
             RoundView(
@@ -90,13 +92,16 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                 context_len=kv,
                 proposed=offered,
                 ceiling=15,
+                paid_ceiling=0 if free else 15,
                 request=index,
                 fixed_k=fixed[index],
             )
             for index in range(batch)
         ]
-        policy.settle()
-        decisions = policy.choose_step(StepView(rounds=tuple(views)))
+        decisions = [Decision(k=0, reason="at rest")] * batch
+        if decides and (offered or not free):
+            policy.settle()
+            decisions = policy.choose_step(StepView(rounds=tuple(views)))
         widths = [decision.k for decision in decisions]
         riding = sum(k for k, own in zip(widths, fixed, strict=False) if own is not None)
         drafts = any(k for k, own in zip(widths, fixed, strict=False) if own is None)
@@ -106,13 +111,14 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
         believed_s = policy.cost.classic_s(batch, kv * batch) or classic_s * noise
         worst_s = policy.cost.worst_s(batch + sum(widths), kv * batch, widths, believed_s)
         value_s = policy.cost.step_value_s(batch, riding, kv * batch, 0)
-        value_s += policy.cost.drafting_s([k for k, own in zip(widths, fixed, strict=False) if own])
-        draft_s = 0.01 * step_s * sum(widths)
+        asked = [k for k, own in zip(widths, fixed, strict=False) if own]
+        value_s += policy.cost.drafting.drafting_s([] if free else asked)
+        draft_s = 0.0 if free else 0.01 * step_s * sum(widths)
+        lookup_s = peek_s * step_s * batch * peeks
+        choose_s = think_s if decides and (offered or not free) else 0.0
         forward_s = noise * classic_s * (1.0 + slope * sum(widths) / batch)
         accepted = [0] * batch
-        if free:
-            draft_s = peek_s * step_s * batch * peeks
-        elif not drafts:
+        if not free and not drafts:
             draft_s += 0.02 * step_s * any(d.shadow for d in decisions)
         if any(widths):
             trust = trust + 1 if style == "trap" else 0
@@ -126,10 +132,11 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
             forward_s *= rng.choice((2.0, 20.0))
         if style == "weather" and rng.random() < 0.05:
             forward_s += rng.choice((2.0, 20.0)) * step_s
-        round_s = forward_s + draft_s
-        # Without drafts of its own choice, a step is worth what it took, its peeks excepted.
+        round_s = forward_s + draft_s + lookup_s + choose_s
+        # Without drafts of its own choice, a step is worth what it took, lookups and thinking
+        # excepted.
         gained = sum(hits for hits, own in zip(accepted, fixed, strict=False) if own is None)
-        spent_s = draft_s if free else draft_s - 0.01 * step_s * riding
+        spent_s = lookup_s + choose_s + (0.0 if free else draft_s - 0.01 * step_s * riding)
         truth_s = base_s if drafts else round_s - spent_s
         played.append(
             Played(
@@ -144,14 +151,15 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
         )
         forgiven_s = policy.ledger.forgiven_s
         numbers = list(range(batch))
-        quiet = free and not offered
-        if quiet and policy.pass_by(numbers, kv * batch, draft_s, round_s):
+        quiet = not offered and not any(widths) and not any(d.shadow for d in decisions)
+        if quiet and policy.pass_by(numbers, kv * batch, lookup_s + choose_s, round_s):
             continue
         policy.observe_step(
             StepOutcome(
                 rounds=tuple(
                     RoundOutcome(
                         k=k,
+                        paid=k > 0 and not free,
                         accepted=hits,
                         emitted=hits + 1,
                         draft_s=0.0,
@@ -164,6 +172,8 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                     for index, (k, hits) in enumerate(zip(widths, accepted, strict=True))
                 ),
                 draft_s=draft_s,
+                peek_s=lookup_s,
+                choose_s=choose_s,
                 verify_s=forward_s,
                 round_s=round_s,
             )

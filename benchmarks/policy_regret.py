@@ -30,7 +30,7 @@ FIRST, LAST = 200, 2000
 
 def share_of_best(world: World, edges: tuple[int, ...], seed: int, *, free: bool = False) -> float:
     """Return the expected rate of the chosen widths over that of the best fixed k."""
-    policy = MeasuredPolicy(edges=edges, free=free)
+    policy = MeasuredPolicy(edges=edges, paid=not free)
     steps = run(world, policy, random.Random(seed), num_rounds=LAST)[FIRST:]
     tokens = sum(world.emitted(step.k, 0) for step in steps)
     seconds = sum(world.round_s(step.k, step.context_len, 0) for step in steps)

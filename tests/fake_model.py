@@ -197,7 +197,7 @@ def fake_engine(
         FakeTokenizer(stop_ids),
         template=template,
         config=config,
-        make_drafter=drafter,
+        make_drafters=[drafter] if drafter else (),
         clock=clock,
     )
 

@@ -66,7 +66,7 @@ def test_acceptance_on_real_forwards_is_the_script_s(
 
     config = dataclasses.replace(CONFIG, k=k)
     engine = slipstream.Engine(
-        classic.target, classic.tokenizer, config=config, make_drafter=drafter
+        classic.target, classic.tokenizer, config=config, make_drafters=[drafter]
     )
     reply = reply_of(engine, prompt)
     assert reply.token_ids == script[len(prompt) :]
@@ -87,7 +87,7 @@ def test_a_sampled_reply_leaves_the_script_and_is_the_classic_one(
 
     config = dataclasses.replace(CONFIG, k=6)
     engine = slipstream.Engine(
-        classic.target, classic.tokenizer, config=config, make_drafter=drafter
+        classic.target, classic.tokenizer, config=config, make_drafters=[drafter]
     )
     sampled = [reply_of(e, prompt, temperature=1.0, seed=5) for e in (classic, engine)]
     assert sampled[0].token_ids == sampled[1].token_ids

@@ -52,7 +52,8 @@ def tiny_engine(
         lambda backend: tiny_weights(backend, tensors),
         config,
     )
-    return Engine(target, FakeTokenizer(), config=config, make_drafter=drafter)
+    makers = [drafter] if drafter else ()
+    return Engine(target, FakeTokenizer(), config=config, make_drafters=makers)
 
 
 def run(engine: Engine) -> tuple[list[int], list[bytes]]:

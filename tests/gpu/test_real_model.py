@@ -93,7 +93,7 @@ def test_drafts_and_kernels_never_change_a_token(
             engine.tokenizer,
             template=engine._template,
             config=config,
-            make_drafter=NGramDrafter,
+            make_drafters=[NGramDrafter],
         )
         return [reply.token_ids for reply in own.generate(prompts, params)]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.policy.acceptance import Acceptance
+from slipstream.policy.acceptance import Acceptance, Acceptances
 from slipstream.policy.base import StepOutcome, StepView
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.simulator import run
@@ -55,9 +55,9 @@ def test_fixed_rows_ride_along_like_those_of_a_prompt() -> None:
 
 def test_what_the_budget_does_not_allow_is_narrowed_before_it_is_given_up() -> None:
     policy = MeasuredPolicy()
-    policy.acceptance = Acceptance([0.95])
+    policy.acceptance = Acceptances(Acceptance(), Acceptance([0.95]))
     calibrate(policy, flat_world(0.95, per_row=0.3, free=False))
-    policy.cost.calibrate_draft(1, 0.0002)
+    policy.cost.drafting.calibrate(1, 0.0002)
     for _ in range(3):
         policy.observe(outcome(0, 0, 0.01))
     wide = policy.choose(view())
@@ -76,7 +76,7 @@ def test_what_the_budget_does_not_allow_is_narrowed_before_it_is_given_up() -> N
 
 @pytest.mark.parametrize("free", [False, True])
 def test_a_report_says_that_the_budget_is_spent(free: bool) -> None:
-    policy = MeasuredPolicy(free=free)
+    policy = MeasuredPolicy(paid=not free)
     world = flat_world(0.8, free=free)
     calibrate(policy, world)
     run(world, policy, random.Random(0), num_rounds=50, request=7)
@@ -89,13 +89,15 @@ def test_a_report_says_that_the_budget_is_spent(free: bool) -> None:
 
 
 def test_a_report_tells_a_resting_drafter_from_one_with_nothing_to_offer() -> None:
-    policy = MeasuredPolicy(free=True)
+    policy = MeasuredPolicy(paid=False)
     for _ in range(4):
         policy.observe_step(step_outcome([outcome(0, 0, 0.01)], 0.01))
     assert policy.request(0).reason == "decline: the drafter found nothing to offer"
     policy.ledger.debt_s = 0.07
     policy.observe_step(
-        StepOutcome(rounds=[outcome(0, 0, 0.01)], draft_s=0.001, verify_s=0.01, round_s=0.011)
+        StepOutcome(
+            rounds=[outcome(0, 0, 0.01)], draft_s=0.0, peek_s=0.001, verify_s=0.01, round_s=0.011
+        )
     )
     assert policy.rests
     assert policy.request(0).reason.startswith("decline: the loss budget is spent: 7")
@@ -103,26 +105,27 @@ def test_a_report_tells_a_resting_drafter_from_one_with_nothing_to_offer() -> No
 
 def test_a_lookup_that_was_slow_once_is_asked_again_and_believed() -> None:
     """One cold lookup dearer than the leak, while much is owed, must not silence it for ever."""
-    policy = MeasuredPolicy(free=True)
+    policy = MeasuredPolicy(paid=False)
     for _ in range(4):
         policy.observe_step(step_outcome([outcome(0, 0, 0.01)], 0.01))
     policy.ledger.debt_s = 0.07
 
-    def step(draft_s: float) -> None:
+    def step(peek_s: float) -> None:
         policy.observe_step(
             StepOutcome(
                 rounds=[outcome(0, 0, 0.01)],
-                draft_s=draft_s,
+                draft_s=0.0,
+                peek_s=peek_s,
                 verify_s=0.01,
-                round_s=0.01 + draft_s,
+                round_s=0.01 + peek_s,
             )
         )
 
     step(0.0003)
     asked = 0
     for _ in range(400):
-        asked += policy.may_peek
-        step(0.00001 if policy.may_peek else 0.0)
+        asked += policy.awake
+        step(0.00001 if policy.awake else 0.0)
     assert not policy.rests
     assert asked > 200
 
@@ -147,18 +150,19 @@ def test_a_drafter_that_is_free_in_name_only_costs_one_percent_however_slow(
     peek_steps: float,
 ) -> None:
     """Beside the capacity and the first lookup, which nobody could know to be slow."""
-    policy = MeasuredPolicy(free=True)
+    policy = MeasuredPolicy(paid=False)
     step_s, spent, count = 0.01, 0.0, 20_000
     for _ in range(count):
-        draft_s = peek_steps * step_s if policy.may_peek else 0.0
-        spent += draft_s
-        if not policy.pass_by([0], 100, draft_s, step_s + draft_s):
+        peek_s = peek_steps * step_s if policy.awake else 0.0
+        spent += peek_s
+        if not policy.pass_by([0], 100, peek_s, step_s + peek_s):
             policy.observe_step(
                 StepOutcome(
                     rounds=[outcome(0, 0, step_s)],
-                    draft_s=draft_s,
+                    draft_s=0.0,
+                    peek_s=peek_s,
                     verify_s=step_s,
-                    round_s=step_s + draft_s,
+                    round_s=step_s + peek_s,
                 )
             )
     # Three steps go by before a classic step is known, and lookups are not charged till then.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.policy.base import RoundOutcome, RoundView, StepOutcome, StepView
+from slipstream.policy.base import RoundView, StepOutcome, StepView
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.simulator import World, run
 from tests.policy.worlds import (
@@ -109,7 +109,7 @@ def test_prose_then_code_then_prose_switches_both_ways() -> None:
             flat_world(0.0, free=free, per_row=0.15),
             chances=lambda now: [0.9 if 600 <= now < 1200 else 0.1] * 7,
         )
-        policy = MeasuredPolicy(free=free)
+        policy = MeasuredPolicy(paid=not free)
         calibrate(policy, world)
         steps = run(world, policy, random.Random(2), num_rounds=1800)
         assert share_drafting(steps[300:600]) < 0.15
@@ -124,7 +124,7 @@ def test_free_scoring_re_engages_within_twenty_five_rounds(seed: int) -> None:
         flat_world(0.0, free=True, per_row=0.15),
         chances=lambda now: [0.9 if now >= 500 else 0.1] * 7,
     )
-    policy = MeasuredPolicy(free=True)
+    policy = MeasuredPolicy(paid=False)
     calibrate(policy, world)
     steps = run(world, policy, random.Random(seed), num_rounds=600)
     first = next(index for index in range(500, 600) if steps[index].k > 1)
@@ -178,7 +178,7 @@ def batch_policy() -> MeasuredPolicy:
             policy.cost.calibrate(rows, 100, seconds)
     for index in range(8):
         for _ in range(20):
-            policy.acceptance.observe(7, 2 + index % 3, 3 + index % 3)
+            policy.acceptance.paid.observe(7, 2 + index % 3, 3 + index % 3)
     return policy
 
 
@@ -258,7 +258,7 @@ def test_prefill_rows_share_the_step() -> None:
 
 
 def test_never_more_than_fits() -> None:
-    policy = MeasuredPolicy(free=True, max_k=5)
+    policy = MeasuredPolicy(paid=False, max_k=5)
     world = flat_world(1.0, free=True)
     calibrate(policy, world)
     run(world, policy, random.Random(0), num_rounds=50)
@@ -269,7 +269,7 @@ def test_never_more_than_fits() -> None:
                     remaining=remaining, context_len=100, proposed=proposed, ceiling=ceiling
                 )
                 assert policy.choose(seen).k <= min(remaining - 1, proposed, ceiling, 5)
-    assert policy.choose(view()).k == 5
+    assert policy.choose(view(proposed=7)).k == 5
 
 
 def test_hot_device_is_followed() -> None:
@@ -329,8 +329,9 @@ def test_request_has_verdict_reason_and_speedup() -> None:
 
 def test_truncated_last_round_teaches_no_miss() -> None:
     policy = MeasuredPolicy()
-    policy.observe(RoundOutcome(k=4, accepted=4, emitted=2, draft_s=0, verify_s=0.01, round_s=0.01))
-    assert policy.requests[0].acceptance.trials(3) == 0
+    cut = replace(outcome(4, 4, 0.01), emitted=2)
+    policy.observe(cut)
+    assert policy.requests[0].acceptance.paid.trials(3) == 0
 
 
 def test_shadow_is_paid_from_half_of_the_leak() -> None:
@@ -340,7 +341,7 @@ def test_shadow_is_paid_from_half_of_the_leak() -> None:
     policy = MeasuredPolicy()
     calibrate(policy, world)
     for k in (1, 2, 3):
-        policy.cost.calibrate_draft(k, 0.0005 * k)
+        policy.cost.drafting.calibrate(k, 0.0005 * k)
     run(world, policy, random.Random(0), num_rounds=2000)
     before = policy.rounds
     steps = run(world, policy, random.Random(1), num_rounds=2000, start=before)
@@ -369,5 +370,5 @@ def test_untimed_drafter_is_presumed_slow_by_the_ledger() -> None:
     world = flat_world(0.9, free=False)
     calibrate(policy, world)
     assert policy.cost.worst_s(4, 100, [3], 0.01) > 0.01 + 3 * 0.5 * 0.01
-    policy.cost.calibrate_draft(3, 0.0003)
+    policy.cost.drafting.calibrate(3, 0.0003)
     assert policy.cost.worst_s(4, 100, [3], 0.01) < 0.015

@@ -80,7 +80,7 @@ def test_draft_is_charged_to_the_round_that_verifies_it() -> None:
     cost = RoundCost()
     part = outcome(1, 0, 0.060, draft_s=0.050)
     cost.observe(StepOutcome(rounds=[part], draft_s=0.050, verify_s=0.010, round_s=0.060), 1)
-    assert cost.round_s(2, 100, cost.drafting_s([1])) == pytest.approx(0.060)
+    assert cost.round_s(2, 100, cost.drafting.drafting_s([1])) == pytest.approx(0.060)
 
 
 def test_fixed_cost_of_a_round_is_in_the_estimate() -> None:
@@ -91,7 +91,7 @@ def test_fixed_cost_of_a_round_is_in_the_estimate() -> None:
             rounds=[outcome(3, 0, 0.1)], draft_s=0.005, verify_s=0.040, round_s=0.065
         )
         cost.observe(step, now)
-    assert cost.round_s(4, 100, cost.drafting_s([3])) == pytest.approx(0.065, rel=0.01)
+    assert cost.round_s(4, 100, cost.drafting.drafting_s([3])) == pytest.approx(0.065, rel=0.01)
 
 
 def test_fallback_is_never_consulted_once_a_classic_step_is_measured() -> None:

@@ -44,8 +44,9 @@ def test_profile_survives_a_restart_with_its_debt(learned: MeasuredPolicy, tmp_p
     assert load_profile(tmp_path, KEY, policy)
     for rows in range(1, 9):
         assert policy.cost.verify.time_s(rows, 200) == learned.cost.verify.time_s(rows, 200)
-    assert policy.cost.draft_times == learned.cost.draft_times
-    assert policy.acceptance.chances == pytest.approx(learned.acceptance.chances, abs=1e-4)
+    assert policy.cost.drafting.times(1) == learned.cost.drafting.times(1)
+    for known, before in zip(policy.acceptance, learned.acceptance, strict=True):
+        assert known.chances == pytest.approx(before.chances, abs=1e-4)
     assert policy.ledger.debt_s == 0.0123
     # Nothing drafts before the classic step was timed in this process.
     assert policy.choose(view(context_len=200)).reason.startswith(("unmeasured", "classic"))
@@ -68,7 +69,7 @@ def test_another_pairing_or_device_has_none(learned: MeasuredPolicy, tmp_path: P
         "{",
         "[]",
         "{}",
-        '{"version": 1, "state": {}}',
+        '{"version": 2, "state": {}}',
         "\x00\x01",
         "[" * 100_000,
     ],
@@ -95,7 +96,7 @@ def change_state(path: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda content: content.update(version=2),
+        lambda content: content.update(version=1),
         lambda content: content["key"].update(target="other"),
         lambda content: content["state"].pop("cost"),
         lambda content: content["state"].update(debt_s=float("nan")),
@@ -160,7 +161,11 @@ DAMAGE: list[tuple[tuple[Any, ...], Any]] = [
     (("debt_s",), True),
     (("cost", "draft", 0, 0), 0),
     (("cost", "draft", 0, 0), 1.5),
-    (("cost", "draft", 0, 0), 99),
+    (("cost", "draft", 0, 1), 0),
+    (("cost", "draft", 0, 1), 1.5),
+    (("cost", "draft", 0, 1), 99),
+    (("cost", "peek"), [[1.0, 0.0, 0.0]]),
+    (("cost", "peek"), [[1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0]]),
     (("cost", "classic", 0, 0), 0.5),
     (("cost", "classic", 0, 2), 0.0),
     (("cost", "verify", 0, 1), 0),
@@ -170,10 +175,12 @@ DAMAGE: list[tuple[tuple[Any, ...], Any]] = [
     (("cost", "verify"), {}),
     (("cost", "overheads", 0, 0), []),
     (("cost", "overheads"), []),
+    (("acceptance", 1, 0), []),
+    (("acceptance", 1, 0), 1.7e308),
     (("acceptance", 0), []),
-    (("acceptance", 0), 1.7e308),
+    (("acceptance", 0), [0.5] * 99),
     (("acceptance",), []),
-    (("acceptance",), [0.5] * 99),
+    (("acceptance",), [[0.5]]),
     (("cost",), None),
 ]
 

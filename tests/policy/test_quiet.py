@@ -13,7 +13,7 @@ STEP_S = 0.01
 
 def started(*, batch: int = 1, free: bool = True) -> MeasuredPolicy:
     """Return a policy that knows the classic step of a batch."""
-    policy = MeasuredPolicy(free=free)
+    policy = MeasuredPolicy(paid=not free)
     rounds = [outcome(0, 0, STEP_S, request=number) for number in range(batch)]
     for _ in range(5):
         policy.observe_step(step_outcome(rounds, STEP_S))
@@ -49,7 +49,7 @@ def test_drafting_beside_them_stays_within_half_of_the_budget(settle: bool) -> N
 
 
 def test_nothing_passes_by_before_the_classic_step_is_known() -> None:
-    policy = MeasuredPolicy(free=True)
+    policy = MeasuredPolicy(paid=False)
     assert passed(policy, 5) == 0
     policy.observe_step(step_outcome([outcome(0, 0, STEP_S)], STEP_S))
     assert passed(policy, 5) == 0

@@ -22,13 +22,13 @@ class Weather:
 
 def speedup(seed: int, weather: Weather, chance: float, tokens: int = 3000) -> tuple[float, float]:
     """Return classic time over time taken, classic steps in the same weather, and F in steps."""
-    rng, policy = random.Random(seed), MeasuredPolicy(free=True)
+    rng, policy = random.Random(seed), MeasuredPolicy(paid=False)
     for rows in range(1, 17):
         policy.cost.calibrate(rows, CONTEXT, STEP_S * (1 + SLOPE * (rows - 1)))
     taken_s, emitted = 0.0, 0
     while emitted < tokens:
         policy.settle()
-        offered = rng.choice((0, 4, 8)) if policy.may_peek else 0
+        offered = rng.choice((0, 4, 8)) if policy.awake else 0
         view = RoundView(
             remaining=1000, context_len=CONTEXT, proposed=offered, ceiling=15, request=1
         )
@@ -54,7 +54,8 @@ def speedup(seed: int, weather: Weather, chance: float, tokens: int = 3000) -> t
         policy.observe_step(
             StepOutcome(
                 rounds=(outcome,),
-                draft_s=LOOKUP_S,
+                draft_s=0.0,
+                peek_s=LOOKUP_S,
                 verify_s=forward_s,
                 round_s=forward_s + LOOKUP_S,
             )

@@ -43,7 +43,7 @@ def share_drafting(steps: Sequence[Step]) -> float:
 def view(
     context_len: int = 100,
     ceiling: int = 7,
-    proposed: int = 7,
+    proposed: int = 0,
     request: int = 0,
     fixed_k: int | None = None,
 ) -> RoundView:
@@ -58,10 +58,17 @@ def view(
 
 
 def outcome(
-    k: int, accepted: int, round_s: float, *, draft_s: float = 0.0, request: int = 0
+    k: int,
+    accepted: int,
+    round_s: float,
+    *,
+    draft_s: float = 0.0,
+    request: int = 0,
+    paid: bool = True,
 ) -> RoundOutcome:
     return RoundOutcome(
         k=k,
+        paid=paid and k > 0,
         accepted=accepted,
         emitted=accepted + 1,
         draft_s=draft_s,

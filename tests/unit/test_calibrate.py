@@ -86,7 +86,7 @@ def test_every_width_of_one_sequence_is_timed_as_it_will_run(
     pad: str, kernel: str, tile: int
 ) -> None:
     config = EngineConfig(verify_pad=pad, verify_kernel=kernel, tile_m=tile)
-    policy = Pairing.fresh(config, NGramDrafter).policy
+    policy = Pairing.fresh(config, [NGramDrafter]).policy
     assert policy is not None
     counts = row_counts(policy, 1, 1000)
     assert counts == ([1, 8, 16] if pad == "8" else list(range(1, 17)))

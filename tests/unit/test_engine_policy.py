@@ -113,7 +113,7 @@ def test_drafting_time_belongs_to_the_round_that_verifies_it() -> None:
     assert report.verify_ms == pytest.approx(1e3 * flat(2))
     assert report.overhead_ms == pytest.approx(0, abs=1e-6)
     assert engine.policy is not None
-    assert engine.policy.cost.draft_times[1] == pytest.approx(0.05)
+    assert engine.policy.cost.drafting.times(1)[1] == pytest.approx(0.05)
     assert engine.policy.cost.verify.time_s(2, 100) == pytest.approx(flat(2))
 
 

@@ -55,7 +55,7 @@ def test_fixed_policies_learn_nothing() -> None:
 def test_k_setting_resolves_to_a_policy_with_a_reason(
     k: KSetting, drafter: str, ceiling: int, mode: str, verdict: str, width: int
 ) -> None:
-    pairing = Pairing.fresh(EngineConfig(profile="off"), NGramDrafter)
+    pairing = Pairing.fresh(EngineConfig(profile="off"), [NGramDrafter])
     policy = pairing.policy_of(1, k, drafter=drafter, ceiling=ceiling)
     assert (policy.mode, policy.verdict) == (mode, verdict)
     assert policy.choose(view(15, proposed=15)).k == width
@@ -66,5 +66,5 @@ def test_k_setting_resolves_to_a_policy_with_a_reason(
 
 @pytest.mark.parametrize("k", ["off", 0])
 def test_an_engine_that_never_drafts_has_no_policy(k: KSetting) -> None:
-    assert Pairing.fresh(EngineConfig(k=k), NGramDrafter).policy is None
-    assert Pairing.fresh(EngineConfig(), None).policy is None
+    assert Pairing.fresh(EngineConfig(k=k), [NGramDrafter]).policy is None
+    assert Pairing.fresh(EngineConfig()).policy is None

@@ -75,8 +75,7 @@ class Model:
 
     def make(
         self,
-        make_drafter: Callable[[], Drafter] | None,
-        *,
+        *make_drafters: Callable[[], Drafter],
         k: KSetting = "auto",
         timed: bool = True,
     ) -> Engine:
@@ -86,7 +85,7 @@ class Model:
             timed: its policy knows what forwards take, as it does after loading.
         """
         config = dataclasses.replace(self.engine.config, k=k, drafter="auto")
-        pairing = Pairing.fresh(config, make_drafter)
+        pairing = Pairing.fresh(config, make_drafters)
         if pairing.policy is not None and timed:
             calibrate(pairing.policy, self.loaded_s or self._timed(1, 0), 0)
         return Engine(

@@ -281,9 +281,8 @@ class Bench:
         if engine is None:
             arm = self._arms[index]
             assert arm.variant is not None
-            engine = self._models[arm.variant].make(
-                None if arm.is_classic else self._make_drafter, k=_setting(arm)
-            )
+            makers = () if arm.is_classic else (self._make_drafter,)
+            engine = self._models[arm.variant].make(*makers, k=_setting(arm))
             self._engines[index, batch] = engine
         return engine
 

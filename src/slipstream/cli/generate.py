@@ -102,7 +102,7 @@ def _recorder(engine: Engine, model: str) -> TraceRecorder:
     """Return a recorder of all steps that an engine will run."""
     from slipstream.policy.record import TraceRecorder
 
-    drafter = "no drafter" if engine.pairing.make_drafter is None else engine.config.drafter
+    drafter = engine.config.drafter if engine.pairing.make_drafters else "no drafter"
     recorder = TraceRecorder(f"{model}, {drafter}, k {engine.config.k}")
     engine.observers.append(recorder.observe)
     return recorder

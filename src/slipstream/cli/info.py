@@ -133,9 +133,9 @@ def _pairing(engine: Engine) -> Facts:
     from slipstream.engine.pairing import k_ceiling
 
     config, pairing = engine.config, engine.pairing
-    drafter = None if pairing.make_drafter is None else pairing.make_drafter()
-    name = "none" if drafter is None else drafter.name
-    max_k = 0 if drafter is None else drafter.max_k
+    drafters = [make_drafter() for make_drafter in pairing.make_drafters]
+    name = "+".join(drafter.name for drafter in drafters) or "none"
+    max_k = max((drafter.max_k for drafter in drafters), default=0)
     ceiling = min(k_ceiling(config.k), max_k)
     policy = pairing.policy_of(0, config.k, drafter=name, ceiling=ceiling)
     reason = policy.reason if pairing.policy is None or config.k != "auto" else AUTO

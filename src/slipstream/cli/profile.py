@@ -162,6 +162,8 @@ def _learned(policy: MeasuredPolicy) -> list[str]:
         f"{1e3 * seconds:.2f} ms"
         for batch, octave, seconds, *_ in classic
     ]
-    chances = ", ".join(f"{chance:.2f}" for chance in policy.acceptance.chances[:4])
-    lines.append(f"chances of acceptance of the first drafts: {chances}")
+    for known, what in zip(policy.acceptance, ("offered", "drafted"), strict=True):
+        chances = ", ".join(f"{chance:.2f}" for chance in known.chances[:4])
+        if what == "offered" or policy.paid:
+            lines.append(f"chances of acceptance of the first tokens {what}: {chances}")
     return [*lines, f"owed to the loss budget: {1e3 * policy.ledger.debt_s:.1f} ms"]

@@ -87,10 +87,10 @@ def check_request(
     bad_words = _bad_words(params.bad_words, tokenizer)
     choices = []
     for choice in range(params.n):
-        drafter, failure = _drafter(pairing.make_drafter)
+        drafters, failure = _drafters(pairing.make_drafters)
         number = next(numbers)
-        requested_k, ceiling = _k(params.k, limits.k, drafter)
-        name = drafter.name if drafter else "none"
+        requested_k, ceiling = _k(params.k, limits.k, drafters)
+        name = "+".join(drafter.name for drafter in drafters) or "none"
         sampler = Sampler(
             params,
             vocab_size=limits.vocab_size,
@@ -113,7 +113,8 @@ def check_request(
             k_ceiling=ceiling,
             fixed_k=None if requested_k == "auto" and ceiling else ceiling,
             policy=pairing.policy_of(number, requested_k, drafter=name, ceiling=ceiling),
-            drafter=drafter,
+            free_drafter=next((each for each in drafters if each.free), None),
+            paid_drafter=next((each for each in drafters if not each.free), None),
             drafter_name=name,
             drafter_failure=failure,
             sampler=sampler,
@@ -155,21 +156,24 @@ def _check_pages(request: Request, limits: Limits) -> None:
         )
 
 
-def _drafter(make_drafter: Callable[[], Drafter] | None) -> tuple[Drafter | None, str | None]:
-    """Return a drafter, or why there is none: a drafter never fails a request."""
-    if make_drafter is None:
-        return None, None
-    try:
-        return make_drafter(), None
-    except Exception as error:
-        return None, f"{type(error).__name__}: {error}".rstrip(": ")
+def _drafters(
+    make_drafters: Sequence[Callable[[], Drafter]],
+) -> tuple[list[Drafter], str | None]:
+    """Return drafters, and why one is missing: a drafter never fails a request."""
+    drafters, failure = [], None
+    for make_drafter in make_drafters:
+        try:
+            drafters.append(make_drafter())
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}".rstrip(": ")
+    return drafters, failure
 
 
-def _k(asked: KSetting | None, own: KSetting, drafter: Drafter | None) -> tuple[KSetting, int]:
-    """Return the k setting in force and the largest k that it, engine and drafter allow."""
+def _k(asked: KSetting | None, own: KSetting, drafters: Sequence[Drafter]) -> tuple[KSetting, int]:
+    """Return the k setting in force and the largest k that it, engine and drafters allow."""
     ceiling = k_ceiling(own)
-    if drafter is not None:
-        ceiling = min(ceiling, drafter.max_k)
+    if drafters:
+        ceiling = min(ceiling, max(drafter.max_k for drafter in drafters))
     try:
         k = own if asked is None else parse_k(asked)
     except ConfigError as error:

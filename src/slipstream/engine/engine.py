@@ -43,8 +43,8 @@ class Engine(Front):
         tokenizer: encodes text prompts, detokenizes replies, names the model's stop ids.
         template: renders conversations.
         config: settings of batch, prefix cache, k and padding are read here.
-        make_drafter: returns a fresh drafter for each request; None never drafts.
-        pairing: drafter and policy with what they have learned, in place of `make_drafter`.
+        make_drafters: each returns a fresh drafter for a request; none never drafts.
+        pairing: drafters and policy with what they have learned, in place of `make_drafters`.
         pages: the target's pages as another engine left them, its cached prefixes included; the
             two never run at the same time.
         load_s: seconds that loading took, echoed in every reply.
@@ -58,7 +58,7 @@ class Engine(Front):
         *,
         template: Template | None = None,
         config: EngineConfig,
-        make_drafter: MakeDrafter | None = None,
+        make_drafters: Sequence[MakeDrafter] = (),
         pairing: Pairing | None = None,
         pages: PagePool | None = None,
         load_s: float = 0.0,
@@ -81,13 +81,14 @@ class Engine(Front):
             model_stop_ids=frozenset(tokenizer.stop_ids),
             steps_sample=getattr(target.step, "samples", False),
         )
-        self.pairing = pairing or Pairing.fresh(config, make_drafter)
+        self.pairing = pairing or Pairing.fresh(config, make_drafters)
         self.policy = self.pairing.policy
         self.observers: list[phases.Observer] = []  # told every step in full, e.g. to record it
         self._kernel = _pick_kernel(target)
         self._pad_to = padding_multiple(config)
         self._clock = clock
         self._ended = self._took = 0.0  # when the last step ended, and its seconds
+        self._observe_s = 0.0  # what the policy took for taking it in
         self._ids = itertools.count(1)
         self._numbers = itertools.count(1)
         self.stats = EngineStats()
@@ -240,7 +241,7 @@ class Engine(Front):
         # Where nobody may draft, a step is that of an engine without a drafter.
         policy = self.policy if any(part.request.fixed_k != 0 for part in batch) else None
         phases.peek(batch, policy, self._clock, vocab_size=vocab_size)
-        phases.choose(batch, policy, self._budget)
+        choose_s = phases.choose(batch, policy, self._budget, self._clock)
         phases.propose(batch, self._clock, vocab_size=vocab_size)
         phases.verify(batch, self.target, self.pages, self._clock, pad_to=self._pad_to)
         phases.accept(batch)
@@ -248,7 +249,10 @@ class Engine(Front):
         phases.score(batch)
         phases.commit(batch, self.pages)
         now = self._clock()
-        phases.observe(batch, self.stats, policy, self.observers, began=began, now=now)
+        spent = phases.Spent(choose_s, self._observe_s)
+        self._observe_s = phases.observe(
+            batch, self.stats, policy, self.observers, spent, self._clock, began=began, now=now
+        )
         self._ended, self._took = now, now - began
         return self._outputs(batch)
 
@@ -259,7 +263,10 @@ class Engine(Front):
         than the step before it is somebody else's time.
         """
         now = self._clock()
-        return self._ended if now - self._ended <= self._took else now
+        if now - self._ended <= self._took:
+            return self._ended
+        self._observe_s = 0.0
+        return now
 
     def _outputs(self, batch: list[Round]) -> list[Output]:
         """Return what the step adds to each request; finished ones leave."""

@@ -56,7 +56,7 @@ def load(
     config = EngineConfig.from_env(None if config is None else {}, **overrides)
     file = open_model(resolve_model(os.fspath(model)))
     target = build_target(file.arch, choose_backend(config), file.load_weights, config)
-    pairing = Pairing.fresh(config, choose_drafter(config))
+    pairing = Pairing.fresh(config, choose_drafters(config))
     learn(pairing, target, config, file.fingerprint)
     return Engine(
         target,
@@ -138,9 +138,9 @@ def choose_backend(config: EngineConfig) -> Backend:
     return backend
 
 
-def choose_drafter(config: EngineConfig) -> Callable[[], Drafter] | None:
-    """Return what makes a drafter for each request; "auto" is the free n-gram lookup."""
-    return None if config.drafter == "none" else NGramDrafter
+def choose_drafters(config: EngineConfig) -> list[Callable[[], Drafter]]:
+    """Return what makes drafters for each request; "auto" is the free n-gram lookup."""
+    return [] if config.drafter == "none" else [NGramDrafter]
 
 
 def _cuda(config: EngineConfig) -> Backend:

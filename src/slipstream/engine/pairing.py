@@ -1,9 +1,9 @@
-"""A target's pairing with its drafter: the policy that sizes its rounds, and where that is kept."""
+"""A target's pairing with its drafters: the policy of its rounds, and where that is kept."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Pairing:
-    """What one target and one kind of drafter have learned about each other.
+    """What one target and its kinds of drafters have learned about each other.
 
     Attributes:
-        make_drafter: returns a fresh drafter for each request; None never drafts.
+        make_drafters: each returns a fresh drafter for a request; one free drafter and one paid one
+            at most, none never drafts.
         policy: None where nothing will ever be drafted.
         folder, key: where the profile is kept; None keeps none.
         profile: what the profile's state is, for reports.
         doubted_costs: times of the profile that did not hold when this run began.
     """
 
-    make_drafter: MakeDrafter | None
+    make_drafters: Sequence[MakeDrafter]
     policy: MeasuredPolicy | None
     folder: Path | None = None
     key: ProfileKey | None = None
@@ -42,15 +43,15 @@ class Pairing:
     doubted_costs: Mapping[str, Any] | None = None
 
     @classmethod
-    def fresh(cls, config: EngineConfig, make_drafter: MakeDrafter | None) -> Pairing:
+    def fresh(cls, config: EngineConfig, make_drafters: Sequence[MakeDrafter] = ()) -> Pairing:
         """Return a pairing that has learned nothing yet."""
         ceiling = k_ceiling(config.k)
-        if make_drafter is None or ceiling == 0:
-            return cls(make_drafter=make_drafter, policy=None, profile="none: nothing drafts")
-        policy = MeasuredPolicy(
-            free=_is_free(make_drafter), max_k=ceiling, pad_to=padding_multiple(config)
-        )
-        return cls(make_drafter=make_drafter, policy=policy)
+        if not make_drafters or ceiling == 0:
+            return cls(make_drafters=make_drafters, policy=None, profile="none: nothing drafts")
+        free = [_is_free(make_drafter) for make_drafter in make_drafters]
+        assert max(free.count(True), free.count(False)) == 1, "two drafters of one kind"
+        policy = MeasuredPolicy(paid=False in free, max_k=ceiling, pad_to=padding_multiple(config))
+        return cls(make_drafters=make_drafters, policy=policy)
 
     @property
     def path(self) -> Path | None:
@@ -80,7 +81,7 @@ class Pairing:
         Args:
             number: tells requests apart.
             k: the setting in force.
-            drafter: name of the request's drafter, "none" for none.
+            drafter: what reports call the request's drafters, "none" for none.
             ceiling: largest k that engine, drafter and request allow; an integer k is within it.
         """
         mode = k if isinstance(k, str) else f"fixed:{k}" if k else "off"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from slipstream.engine import drafting
 from slipstream.engine.accept import accept_drafts, cut
@@ -17,6 +18,15 @@ from slipstream.policy.base import StepOutcome, StepView
 from slipstream.policy.choose import MeasuredPolicy
 
 Clock = Callable[[], float]
+
+
+class Spent(NamedTuple):
+    """Seconds of a step that the policy took: for its choice, and for taking in the step before."""
+
+    choose_s: float
+    observe_s: float
+
+
 Observer = Callable[[StepOutcome], None]
 
 
@@ -26,24 +36,32 @@ def peek(
     """Ask drafters that cost nothing, before the policy decides."""
     if policy is None:
         return
-    may_peek = policy.may_peek
+    awake = policy.awake
     for part in batch:
-        drafter = part.request.drafter
-        if drafter is None or not drafter.free or part.ceiling == 0:
-            continue
-        if may_peek or part.request.fixed_k:
-            part.proposed, part.draft_s = drafting.ask(
-                part.request, part.ceiling, clock, vocab_size=vocab_size
+        request, ceiling = part.request, part.ceiling
+        drafter = request.free_drafter
+        if drafter is not None and ceiling and (awake or request.fixed_k):
+            most = min(ceiling, drafter.max_k)
+            part.proposed, part.peek_s = drafting.ask(
+                request, drafter, most, clock, vocab_size=vocab_size
             )
 
 
-def choose(batch: Sequence[Round], policy: MeasuredPolicy | None, budget: RowBudget) -> None:
+def choose(
+    batch: Sequence[Round], policy: MeasuredPolicy | None, budget: RowBudget, clock: Clock
+) -> float:
     """Let the policy size the rounds that may draft, as far as there are rows for it.
 
     Widths that requests have asked for are served first; where rows are short the widest are cut.
+
+    Returns:
+        The seconds that it took.
     """
     if policy is None or not any([part.may_draft for part in batch]):  # noqa: C419 - in every step
-        return
+        return 0.0
+    if not policy.awake and not any([part.fixed_width for part in batch]):  # noqa: C419
+        return 0.0
+    began = clock()
     policy.settle()
     rounds = [part for part in batch if not part.is_prefill]
     rows = budget.draft_rows(sum([part.num_rows for part in batch]), len(batch))
@@ -56,7 +74,8 @@ def choose(batch: Sequence[Round], policy: MeasuredPolicy | None, budget: RowBud
         max_draft_rows=rows - sum(fixed),
     )
     for part, decision in zip(rounds, policy.choose_step(view), strict=True):
-        part.k, part.shadow = decision.k, decision.shadow
+        part.k, part.paid, part.shadow = decision.k, decision.paid, decision.shadow
+    return clock() - began
 
 
 def propose(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
@@ -65,17 +84,20 @@ def propose(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
     What is proposed and not verified is followed, to be scored against what is emitted.
     """
     for part in batch:
-        request = part.request
-        drafter, wanted = request.drafter, part.k or part.shadow
-        if drafter is not None and wanted and not drafter.free:
-            part.proposed, part.draft_s = drafting.ask(
-                request, wanted, clock, vocab_size=vocab_size
+        request, offered = part.request, part.proposed
+        drafter, wanted = request.paid_drafter, part.k if part.paid else part.shadow
+        drafted: list[int] = []
+        if drafter is not None and wanted:
+            drafted, part.draft_s = drafting.ask(
+                request, drafter, wanted, clock, vocab_size=vocab_size
             )
-        part.drafts = part.proposed[: part.k]
-        if part.drafts:
+        part.drafts = drafted if part.paid else offered[: part.k]
+        if part.shadow:
+            request.shadows.propose(drafted)
+        if part.k and not part.paid:
             request.scoring.clear()
-        elif part.proposed:
-            request.scoring.propose(part.proposed)
+        elif offered:
+            request.scoring.propose(offered)
 
 
 def verify(
@@ -153,34 +175,46 @@ def observe(
     stats: EngineStats,
     policy: MeasuredPolicy | None,
     observers: Sequence[Observer],
+    spent: Spent,
+    clock: Clock,
     *,
     began: float,
     now: float,
-) -> None:
+) -> float:
     """Tell statistics, drafters, policy and observers what the step did.
 
     Args:
+        spent: what the policy itself took in this step.
         began: when the step began, the host's work since the one before included.
+        now: when its tokens were there.
+
+    Returns:
+        The seconds that an engine which never drafts would not have taken.
     """
     stats.count(batch, now)
-    if not observers and (policy is None or _passes_by(batch, policy, began, now)):
+    started = clock()
+    if not observers and (policy is None or _passes_by(batch, policy, spent, now - began)):
+        took_s = clock() - started
         for part in batch:
             if not part.is_prefill:
                 part.request.stats.classic(now)
-        return
+        return took_s
     outcomes = []
     for part in batch:
         request = part.request
         if not part.is_prefill:
             outcomes.append(part.outcome(now))
-            request.stats.observe(outcomes[-1], now)
-            drafting.tell(request, part.drafts, part.accepted)
+            request.stats.observe(outcomes[-1], part.drafter_name, now)
+            drafting.tell(request, part.drafter, part.drafts, part.accepted)
     if not outcomes:
-        return
+        return 0.0
     chunks = [part for part in batch if part.is_prefill]
     step = StepOutcome(
         rounds=outcomes,
         draft_s=sum([part.draft_s for part in batch]),
+        peek_s=sum([part.peek_s for part in batch]),
+        choose_s=spent.choose_s,
+        observe_s=spent.observe_s,
         verify_s=batch[0].verify_s,
         round_s=now - began,
         prefill_rows=sum([part.num_rows for part in chunks]),
@@ -188,21 +222,27 @@ def observe(
     )
     if policy is not None:
         policy.observe_step(step)
+    took_s = clock() - started
     for tell in observers:
         tell(step)
+    return took_s
 
 
-def _passes_by(batch: Sequence[Round], policy: MeasuredPolicy, began: float, now: float) -> bool:
+def _passes_by(
+    batch: Sequence[Round], policy: MeasuredPolicy, spent: Spent, round_s: float
+) -> bool:
     """Tell whether a step drafted nothing and had nothing to score, and the policy lets it pass."""
-    numbers, kv_tokens, draft_s = [], 0, 0.0
+    numbers, kv_tokens, spent_s = [], 0, spent.choose_s + spent.observe_s
     for part in batch:
         request = part.request
-        if part.is_prefill or part.proposed or request.scoring.live:
+        if part.is_prefill or part.proposed or request.scoring.live or request.shadows.live:
+            return False
+        if part.drafts or part.shadow:
             return False
         numbers.append(request.number)
         kv_tokens += part.context_len
-        draft_s += part.draft_s
-    return policy.pass_by(numbers, kv_tokens, draft_s, now - began)
+        spent_s += part.peek_s
+    return policy.pass_by(numbers, kv_tokens, spent_s, round_s)
 
 
 def _picked(part: Round) -> tuple[int, list[int]]:

@@ -27,10 +27,12 @@ class Request:
         k_ceiling: largest k that engine, drafter and request allow.
         fixed_k: what it drafts whatever the policy thinks, 0 for never; None leaves it to the
             policy.
-        scoring: follows what its drafter proposed and nobody verified.
-        drafter: None without one, or once it failed.
-        drafter_name: what reports call it, "none" for none.
-        drafter_failure: why the drafter was dropped, None if it was not.
+        scoring: follows what its free drafter offered and nobody verified.
+        shadows: the same of what its paid drafter drafted only to be scored.
+        free_drafter: proposes before the policy decides; None without one, or once it failed.
+        paid_drafter: drafts as much as the policy decides; None likewise.
+        drafter_name: what reports call them, "none" for none.
+        drafter_failure: why a drafter was dropped, None if none was.
         history: what the sampler goes by; None where a step's own choice is what it would pick.
         min_tokens: a stop string does not end the reply before it has that many tokens.
         logprobs: one entry per token, if they are reported.
@@ -48,7 +50,8 @@ class Request:
     k_ceiling: int
     fixed_k: int | None
     policy: Policy
-    drafter: Drafter | None
+    free_drafter: Drafter | None
+    paid_drafter: Drafter | None
     drafter_name: str
     drafter_failure: str | None
     sampler: Sampler
@@ -58,6 +61,7 @@ class Request:
     num_choices: int
     text: ReplyText
     scoring: Scoring = field(default_factory=Scoring)
+    shadows: Scoring = field(default_factory=Scoring)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: SlipstreamError | None = None
     stats: ReplyStats = field(default_factory=ReplyStats)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipstream.config import EngineConfig
+from slipstream.drafters.base import Drafter
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import PickSettings, TokenLogprobs
 from slipstream.kernels.ops import F32, Picks, Rows
@@ -31,9 +32,10 @@ class Round:
         is_prefill: the request has no token yet.
         is_last: `input_ids` reach the end of the committed tokens, so logits are wanted.
         context_len: positions whose KV is there already.
-        proposed: what a free drafter offers.
+        proposed: what the free drafter offers.
         k: what the policy chose.
-        shadow: tokens that a paid drafter drafts to be scored only.
+        paid: whether the paid drafter drafts them.
+        shadow: tokens that the paid drafter drafts to be scored only.
         drafts: what is verified, at most k tokens.
         logits: raw logits after the last input and after each draft, float32 of shape (k + 1, V);
             gone with the next forward. Empty where the request reads none.
@@ -42,6 +44,7 @@ class Round:
         emitted: the tokens that the request gains.
         text: the text that becomes final with them.
         logprobs: their log-probabilities, if the request reports them.
+        peek_s, draft_s, verify_s: seconds of lookups, of the paid drafter, of the step's forward.
     """
 
     request: Request
@@ -51,6 +54,7 @@ class Round:
     context_len: int = 0
     proposed: list[int] = field(default_factory=list)
     k: int = 0
+    paid: bool = False
     shadow: int = 0
     drafts: list[int] = field(default_factory=list)
     logits: F32 | tuple[()] = ()
@@ -59,6 +63,7 @@ class Round:
     emitted: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    peek_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
 
@@ -88,18 +93,30 @@ class Round:
     @property
     def ceiling(self) -> int:
         """Largest k that fits: the bonus token always comes on top, within what remains."""
-        drafter = self.request.drafter
-        if self.is_prefill or drafter is None:
-            return 0
-        return min(self.request.k_ceiling, drafter.max_k, self.request.remaining - 1)
+        request = self.request
+        return 0 if self.is_prefill else min(request.k_ceiling, request.remaining - 1)
+
+    @property
+    def paid_ceiling(self) -> int:
+        """Largest k that the paid drafter may be asked for."""
+        drafter = self.request.paid_drafter
+        return 0 if drafter is None else min(self.ceiling, drafter.max_k)
 
     @property
     def may_draft(self) -> bool:
         """Whether there is, or may be, something to verify."""
-        drafter = self.request.drafter
-        if self.is_prefill or drafter is None:
-            return False
-        return bool(self.proposed) if drafter.free else self.ceiling > 0
+        return bool(self.proposed) or self.paid_ceiling > 0
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The one whose drafts are verified, as long as it has not failed."""
+        return self.request.paid_drafter if self.paid else self.request.free_drafter
+
+    @property
+    def drafter_name(self) -> str:
+        """What counts of drafts are kept under."""
+        drafter = self.drafter
+        return self.request.drafter_name if drafter is None else drafter.name
 
     @property
     def fixed_width(self) -> int:
@@ -107,9 +124,7 @@ class Round:
         request = self.request
         if not request.fixed_k:
             return 0
-        width = min(request.fixed_k, self.ceiling)
-        drafter = request.drafter
-        return min(width, len(self.proposed)) if drafter and drafter.free else width
+        return min(request.fixed_k, max(len(self.proposed), self.paid_ceiling))
 
     def view(self, fixed_width: int) -> RoundView:
         """Return what the policy may know.
@@ -123,6 +138,7 @@ class Round:
             context_len=self.context_len,
             proposed=len(self.proposed),
             ceiling=self.ceiling,
+            paid_ceiling=self.paid_ceiling,
             request=request.number,
             fixed_k=None if request.fixed_k is None else fixed_width,
         )
@@ -132,15 +148,17 @@ class Round:
         request = self.request
         return RoundOutcome(
             k=len(self.drafts),
+            paid=self.paid and bool(self.drafts),
             accepted=self.accepted,
             emitted=len(self.emitted),
-            draft_s=self.draft_s,
+            draft_s=self.draft_s + self.peek_s,
             verify_s=self.verify_s,
             round_s=now - request.stats.boundary_s,
             request=request.number,
             context_len=self.context_len,
             shadow=self.shadow,
-            scores=() if self.drafts else request.scoring.emitted(self.emitted),
+            scores=request.scoring.emitted(self.emitted),
+            shadow_scores=request.shadows.emitted(self.emitted),
             fixed=request.fixed_k is not None,
         )
 

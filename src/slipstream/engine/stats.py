@@ -27,12 +27,14 @@ class ReplyStats:
         first_token_s: when prefill gave the first token, None before.
         boundary_s: when the last round ended, which is when the next one starts.
         outcomes: rounds by (drafted tokens, how many of them were emitted), k > 0.
+        sources: drafted tokens, and how many of them were emitted, by drafter.
     """
 
     started_s: float | None = None
     first_token_s: float | None = None
     boundary_s: float = 0.0
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    sources: dict[str, list[int]] = field(default_factory=dict)
     classic_rounds: int = 0
     classic_s: float = 0.0
     round_s: float = 0.0
@@ -77,13 +79,21 @@ class ReplyStats:
         self.classic_s += now - self.boundary_s
         self.boundary_s = now
 
-    def observe(self, outcome: RoundOutcome, now: float) -> None:
-        """Count one round that ends now."""
+    def observe(self, outcome: RoundOutcome, drafter: str, now: float) -> None:
+        """Count one round that ends now.
+
+        Args:
+            drafter: whose drafts were verified.
+        """
         if outcome.k == 0:
             self.classic(now)
             return
         self.boundary_s = now
-        self.outcomes[outcome.k, min(outcome.accepted, outcome.emitted)] += 1
+        accepted = min(outcome.accepted, outcome.emitted)
+        self.outcomes[outcome.k, accepted] += 1
+        counts = self.sources.setdefault(drafter, [0, 0])
+        counts[0] += outcome.k
+        counts[1] += accepted
         self.round_s += outcome.round_s
         self.verify_s += outcome.verify_s
         self.draft_s += outcome.draft_s
@@ -107,7 +117,8 @@ class ReplyStats:
         """Return the reply's speculation block; means are None where there was no round."""
         rounds = self.rounds
         overhead_s = self.round_s - self.verify_s - self.draft_s
-        counts = {"drafted": self.drafted, "accepted": self.accepted}
+        sources = {name: [0, 0] for name in drafter.split("+") if drafter != "none"}
+        sources |= self.sources
         return SpeculationReport(
             mode=policy.mode,
             drafter=drafter,
@@ -126,7 +137,10 @@ class ReplyStats:
             draft_ms=_mean(1000 * self.draft_s, rounds),
             overhead_ms=_mean(1000 * overhead_s, rounds),
             predicted_speedup=policy.predicted_speedup,
-            sources={} if drafter == "none" else {drafter: counts},
+            sources={
+                name: {"drafted": drafted, "accepted": accepted}
+                for name, (drafted, accepted) in sources.items()
+            },
         )
 
 

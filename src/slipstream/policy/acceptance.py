@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from slipstream.types import MAX_K
 
@@ -165,3 +166,15 @@ class Acceptance:
             expected[position + 1] = total
         self._is_fresh = True
         return self
+
+
+class Acceptances(NamedTuple):
+    """Acceptance of what the free drafter offers and of what the paid one drafts."""
+
+    free: Acceptance
+    paid: Acceptance
+
+    @classmethod
+    def new(cls) -> Acceptances:
+        """Return those of a pairing that has seen nothing."""
+        return cls(Acceptance(), Acceptance())

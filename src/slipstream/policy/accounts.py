@@ -16,9 +16,9 @@ from slipstream.policy.quiet import Quiet
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
 
-# A free drafter whose proposals take more than the leak gives is asked less often while more than
+# Where looking for drafts takes more than the leak gives, it is done less often while more than
 # this share of the budget is owed, so that a round can still start.
-PEEK_SHARE = 0.5
+REST_SHARE = 0.5
 
 
 class Accounts:
@@ -41,10 +41,11 @@ class Accounts:
         classic_s = self._cost.value_s(batch, kv)
         if classic_s is None:
             return  # nothing drafts before a classic step was timed
-        riding = outcome.riding_rows
+        riding, fixed_s = outcome.riding_rows, 0.0
         base_s = self._cost.step_value_s(batch, riding, kv, outcome.prefill_kv, classic_s)
         if riding:
-            base_s += self._cost.drafting_s(outcome.fixed_widths)
+            fixed_s = self._cost.drafting.drafting_s(outcome.fixed_drafts)
+            base_s += fixed_s
         chosen = [part for part in outcome.rounds if not part.fixed]
         drafted = any(part.k for part in chosen)
         gained = sum([part.emitted for part in chosen]) - len(chosen)
@@ -53,8 +54,9 @@ class Accounts:
             self._ledger.charge(round_s=outcome.round_s, value_s=value_s)
         else:
             # A classic step is worth what it took, however wrong the estimate is.
-            took_s = max(outcome.round_s - outcome.draft_s, 0.0)
-            self._ledger.leak(value_s=min(value_s, took_s), lost_s=outcome.draft_s)
+            lost_s = outcome.spent_s - min(fixed_s, outcome.draft_s)
+            took_s = max(outcome.round_s - lost_s, 0.0)
+            self._ledger.leak(value_s=min(value_s, took_s), lost_s=lost_s)
             self._ledger.forgive(round_s=took_s, value_s=value_s)
         if batch == 1:
             return
@@ -66,15 +68,15 @@ class Accounts:
                 budget.charge(round_s=outcome.round_s, value_s=worth_s)
             else:
                 budget.leak(value_s=classic_s)
-                budget.forgive(round_s=outcome.round_s - outcome.draft_s, value_s=base_s)
+                budget.forgive(round_s=took_s, value_s=base_s)
 
     @property
     def num_waiting(self) -> int:
         """Steps that passed by and are not accounted for."""
         return self._quiet.count
 
-    def peek_every(self, outcome: StepOutcome) -> int:
-        """Return in how many steps a free drafter is asked once.
+    def wake_every(self, outcome: StepOutcome) -> int:
+        """Return in how many steps drafters are asked, and widths chosen, once.
 
         In every one while the budget has room, or the leak pays for it; else so seldom that half of
         the leak does. It is never left alone altogether: what one cold lookup took would else be
@@ -84,19 +86,20 @@ class Accounts:
         classic_s = self._cost.classic_s(batch, kv)
         if self._ledger.debt_s <= 0.0 or classic_s is None:
             return 1
-        peek_s, leak_s = self._cost.peek_s(batch), self._ledger.rho * classic_s
-        if peek_s <= max(self._ledger.room_s(classic_s, PEEK_SHARE), leak_s):
+        drafting, leak_s = self._cost.drafting, self._ledger.rho * classic_s
+        asking_s = drafting.peek_s(batch) + drafting.decide_s(batch)
+        if asking_s <= max(self._ledger.room_s(classic_s, REST_SHARE), leak_s):
             return 1
-        return math.ceil(peek_s / (PEEK_SHARE * leak_s))
+        return math.ceil(asking_s / (REST_SHARE * leak_s))
 
     def pass_by(
-        self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float
+        self, requests: Sequence[int], kv_tokens: int, spent_s: float, round_s: float
     ) -> bool:
         """Add a classic step to those that passed by; False if it should be looked at in full."""
         if self.last is not None:
             self._start_quiet(self.last)
             self.last = None
-        return self._quiet.add(requests, kv_tokens, draft_s, round_s)
+        return self._quiet.add(requests, kv_tokens, spent_s, round_s)
 
     def settle(self, requests: Mapping[int, RequestState]) -> int:
         """Account for the steps that passed by and return how many there were."""
@@ -104,7 +107,7 @@ class Accounts:
         if not count:
             return 0
         value_s = count * quiet.value_s
-        self._ledger.leak(value_s=min(value_s, quiet.classic_s), lost_s=quiet.draft_s)
+        self._ledger.leak(value_s=min(value_s, quiet.classic_s), lost_s=quiet.spent_s)
         self._ledger.classic_s += quiet.classic_s
         if len(quiet.requests) > 1:
             for number in quiet.requests:
@@ -123,6 +126,6 @@ class Accounts:
         self._quiet.start(
             outcome,
             value_s,
-            room_s=self._ledger.room_s(classic_s, PEEK_SHARE),
+            room_s=self._ledger.room_s(classic_s, REST_SHARE),
             leak_s=self._ledger.rho * classic_s,
         )

@@ -21,8 +21,9 @@ class RoundView:
     Attributes:
         remaining: tokens that the request may still emit, >= 1.
         context_len: positions already in the target's KV, anchor excluded.
-        proposed: drafted tokens that a free source offers now; 0 for none.
-        ceiling: largest k that drafter, context and request allow.
+        proposed: drafted tokens that a free drafter offers now; 0 for none.
+        ceiling: largest k that context and request allow, whichever drafter it is.
+        paid_ceiling: largest k of the paid drafter, 0 for none; None for the ceiling.
         request: which request it is; state is kept under it until the policy forgets it.
         fixed_k: what the request drafts whatever the policy thinks, as far as it fits; 0 where it
             is not to draft, None where the policy decides.
@@ -32,23 +33,26 @@ class RoundView:
     context_len: int
     proposed: int
     ceiling: int
+    paid_ceiling: int | None = None
     request: int = 0
     fixed_k: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """How many tokens to draft, and why.
+    """How many tokens to draft, by which drafter, and why.
 
     Attributes:
         k: tokens to draft and verify.
         reason: never empty.
+        paid: the paid drafter drafts them; else they are what the free one offers.
         shadow: tokens that a paid drafter drafts beside a classic step, to be scored against what
             is emitted and never verified; 0 if k > 0.
     """
 
     k: int
     reason: str
+    paid: bool = False
     shadow: int = 0
 
 
@@ -58,6 +62,7 @@ class RoundOutcome:
 
     Attributes:
         k: tokens drafted and verified; 0 for a classic step.
+        paid: the paid drafter drafted them.
         accepted: length of the accepted prefix, before any cut.
         emitted: tokens that the request gained; less than accepted + 1 where a stop or a limit cut
             the round.
@@ -65,9 +70,10 @@ class RoundOutcome:
         request: as in the view.
         context_len: as in the view, before the round.
         shadow: tokens drafted beside a classic step, not verified.
-        scores: (position, hit) of every proposal that is not verified but still agrees with all
-            that was emitted since it was made: which of its tokens, from 1, the classic step's
-            token was compared with, and whether they agree.
+        scores: (position, hit) of every proposal of the free drafter that is not verified but
+            still agrees with all that was emitted since it was made: which of its tokens, from 1,
+            an emitted token was compared with, and whether they agree.
+        shadow_scores: the same of the paid drafter's shadows.
         fixed: k was not the policy's choice: it is learned from, and no budget pays for it.
     """
 
@@ -81,7 +87,9 @@ class RoundOutcome:
     context_len: int = 0
     shadow: int = 0
     scores: tuple[tuple[int, bool], ...] = ()
+    shadow_scores: tuple[tuple[int, bool], ...] = ()
     fixed: bool = False
+    paid: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +102,14 @@ class StepView:
         prefill_kv: KV positions that those chunks read.
         max_draft_rows: drafted rows that the forward has room for, beside those of fixed widths;
             None for no limit.
+        fixed_drafts: which of the fixed widths the paid drafter drafts; the policy fills it in.
     """
 
     rounds: Sequence[RoundView]
     prefill_rows: int = 0
     prefill_kv: int = 0
     max_draft_rows: int | None = None
-
-    @property
-    def fixed_widths(self) -> list[int]:
-        """Widths that are no choice of the policy's; they ride along as prompts' rows do."""
-        return [part.fixed_k for part in self.rounds if part.fixed_k]
+    fixed_drafts: Sequence[int] = ()
 
     @property
     def riding_rows(self) -> int:
@@ -118,7 +123,10 @@ class StepOutcome:
 
     Attributes:
         rounds: one outcome for each decoding round.
-        draft_s, verify_s, round_s: seconds; draft_s adds up all drafting of the step.
+        draft_s, verify_s, round_s: seconds; draft_s adds up all that the paid drafter took.
+        peek_s: seconds that free drafters took.
+        choose_s: seconds that the policy took for its choice.
+        observe_s: the same for taking in the step before, which are part of this one.
         prefill_rows, prefill_kv: as in the view.
     """
 
@@ -126,18 +134,26 @@ class StepOutcome:
     draft_s: float
     verify_s: float
     round_s: float
+    peek_s: float = 0.0
+    choose_s: float = 0.0
+    observe_s: float = 0.0
     prefill_rows: int = 0
     prefill_kv: int = 0
 
     @property
-    def fixed_widths(self) -> list[int]:
+    def spent_s(self) -> float:
+        """Seconds that an engine which never drafts would not have spent, the verify excepted."""
+        return self.draft_s + self.peek_s + self.choose_s + self.observe_s
+
+    @property
+    def fixed_drafts(self) -> list[int]:
         """As in the view."""
-        return [part.k for part in self.rounds if part.fixed and part.k]
+        return [part.k for part in self.rounds if part.fixed and part.paid]
 
     @property
     def riding_rows(self) -> int:
         """As in the view."""
-        return self.prefill_rows + sum(self.fixed_widths)
+        return self.prefill_rows + sum([part.k for part in self.rounds if part.fixed])
 
 
 class Policy(Protocol):

@@ -4,7 +4,8 @@
 through it. In order: a classic step that is due is taken; else the width with the best speedup
 runs, if it leaves k = 0 by a margin and its worst case fits the loss budget; else a width that
 might be better is tried now and then, on the same budget; else a classic step, beside which a paid
-drafter may be shadowed. The state diagram and every constant's origin: docs/policy.md.
+drafter may be shadowed. A pairing has free drafters, a paid one, or both: then each round drafts
+with the one that makes it faster. The state diagram and every constant's origin: docs/policy.md.
 
 One policy serves one pairing of target and drafter; requests are told apart by their number.
 """
@@ -15,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slipstream.policy.acceptance import Acceptance
+from slipstream.policy.acceptance import Acceptance, Acceptances
 from slipstream.policy.accounts import Accounts
 from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepOutcome, StepView
 from slipstream.policy.cost import DEFAULT_EDGES
 from slipstream.policy.explore import Explorer
 from slipstream.policy.ledger import Ledger
+from slipstream.policy.options import Limits, better_is_paid
 from slipstream.policy.plan import Plan, plan_step, refuse
 from slipstream.policy.request_policy import RequestPolicy
 from slipstream.policy.request_state import RequestState
@@ -41,6 +43,7 @@ CLASSIC_LOOK = 24
 
 
 FIXED = "fixed: this k was asked for"
+NO_DRAFTS = Limits(0, 0)
 NARROWED = "enable within the loss budget"
 
 
@@ -48,7 +51,8 @@ class MeasuredPolicy:
     """Sizes the rounds of every request of one pairing.
 
     Args:
-        free: the drafter costs nothing and proposes before k is chosen, as n-gram lookup does.
+        paid: the pairing has a drafter that takes time for each token. What free ones offer, as
+            n-gram lookup does, is there before k is chosen; see `RoundView.proposed`.
         edges: row buckets of the device's dispatch table.
         bandwidth_bound: a verify is known to read the weights once; asked only where no classic
             step was measured.
@@ -61,20 +65,20 @@ class MeasuredPolicy:
     def __init__(
         self,
         *,
-        free: bool = False,
+        paid: bool = True,
         edges: Sequence[int] = DEFAULT_EDGES,
         bandwidth_bound: bool = False,
         max_k: int = MAX_K,
         pad_to: int = 1,
     ) -> None:
-        self.free = free
+        self.paid = paid
         self.max_k = max_k
-        self.cost = RoundCost(edges, free=free, bandwidth_bound=bandwidth_bound, pad_to=pad_to)
-        self.acceptance = Acceptance()
+        self.cost = RoundCost(edges, bandwidth_bound=bandwidth_bound, pad_to=pad_to)
+        self.acceptance = Acceptances.new()
         self.ledger = Ledger()
         self.requests: dict[int, RequestState] = {}
         self.rounds = 0
-        self._peek_every = 1  # steps
+        self._wake_every = 1  # steps
         self._accounts = Accounts(self.cost, self.ledger)
         self._explorer = Explorer(self.cost, self.ledger)
 
@@ -84,10 +88,12 @@ class MeasuredPolicy:
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take in a round that was alone in its step."""
+        paid = outcome.paid or outcome.shadow
         self.observe_step(
             StepOutcome(
                 rounds=(outcome,),
-                draft_s=outcome.draft_s,
+                draft_s=outcome.draft_s if paid else 0.0,
+                peek_s=0.0 if paid else outcome.draft_s,
                 verify_s=outcome.verify_s,
                 round_s=outcome.round_s,
             )
@@ -95,18 +101,17 @@ class MeasuredPolicy:
 
     def choose_step(self, view: StepView) -> list[Decision]:
         """Return the decision of each round of a step. Pure."""
-        decisions = self._choose(view)
-        if any([part.fixed_k for part in view.rounds]):  # noqa: C419 - in every step
-            decisions = [
-                Decision(k=part.fixed_k, reason=FIXED) if part.fixed_k else decision
-                for part, decision in zip(view.rounds, decisions, strict=True)
-            ]
-        return decisions
+        if not any([part.fixed_k for part in view.rounds]):  # noqa: C419 - in every step
+            return self._choose(view)
+        fixed = [self._fixed(part) for part in view.rounds]
+        drafts = [each.k for each in fixed if each is not None and each.paid]
+        decisions = self._choose(replace(view, fixed_drafts=drafts))
+        return [own or decision for own, decision in zip(fixed, decisions, strict=True)]
 
     def _choose(self, view: StepView) -> list[Decision]:
         """Return the decisions of rounds whose width is the policy's choice, 0 for the others."""
-        limits = [self._limit(part) for part in view.rounds]
-        if not any(limits):
+        limits = [self._limits(part) for part in view.rounds]
+        if not any([max(limit) for limit in limits]):  # noqa: C419 - in every step
             return self._classic(view, "decline: no draft is offered, or none fits")
         batch = len(view.rounds)
         kv = view.prefill_kv + sum([part.context_len for part in view.rounds])
@@ -136,7 +141,7 @@ class MeasuredPolicy:
         plan: Plan,
         view: StepView,
         states: Sequence[RequestState],
-        limits: Sequence[int],
+        limits: Sequence[Limits],
         kv_tokens: int,
     ) -> Plan | None:
         """Return the best plan with fewer rows that pays and that the budgets allow, if any."""
@@ -162,25 +167,26 @@ class MeasuredPolicy:
             if part.request not in self.requests:
                 self.requests[part.request] = self._state(part.request)
         self._accounts.charge(outcome, self.requests)
-        self.cost.observe(outcome, self.rounds)
+        observed_before = self._accounts.last is not None
+        self.cost.observe(outcome, self.rounds, observed_before=observed_before)
         for part in outcome.rounds:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
         self._accounts.last = outcome
-        self._peek_every = self._accounts.peek_every(outcome)
+        self._wake_every = self._accounts.wake_every(outcome)
 
     @property
-    def may_peek(self) -> bool:
-        """Whether a free drafter should be asked in this step."""
-        every = self._peek_every
+    def awake(self) -> bool:
+        """Whether drafters should be asked, and widths chosen, in this step."""
+        every = self._wake_every
         return every == 1 or (self.rounds + self._accounts.num_waiting) % every == 0
 
     @property
     def rests(self) -> bool:
-        """Whether a free drafter is asked in some steps only, since too much is owed."""
-        return self._peek_every > 1
+        """Whether it looks for drafts in some steps only, since too much is owed."""
+        return self._wake_every > 1
 
     def pass_by(
-        self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float
+        self, requests: Sequence[int], kv_tokens: int, spent_s: float, round_s: float
     ) -> bool:
         """Take in a classic step that has nothing to teach, in next to no time.
 
@@ -190,6 +196,7 @@ class MeasuredPolicy:
         Args:
             requests: those that took part, in the order of the step before.
             kv_tokens: KV positions that they read.
+            spent_s: seconds of lookups and policy in it; see `StepOutcome`.
 
         Returns:
             False if it has something to teach after all: then `observe_step` wants it.
@@ -198,7 +205,7 @@ class MeasuredPolicy:
             level = self.cost.classic.level(len(requests), kv_tokens)
             if level is None or self.rounds - level.seen_at >= CLASSIC_LOOK:
                 return False
-        return self._accounts.pass_by(requests, kv_tokens, draft_s, round_s)
+        return self._accounts.pass_by(requests, kv_tokens, spent_s, round_s)
 
     def settle(self) -> None:
         """Account for the steps that passed by. An engine does so before it asks for a choice."""
@@ -220,38 +227,48 @@ class MeasuredPolicy:
         """Return what outlives the process, as JSON values."""
         return {
             "cost": self.cost.state(),
-            "acceptance": self.acceptance.state(),
+            "acceptance": [known.state() for known in self.acceptance],
             "debt_s": self.ledger.debt_s,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `snapshot` returned."""
         self.cost.restore(state["cost"])
-        self.acceptance = Acceptance(state["acceptance"])
+        self.acceptance = Acceptances(*map(Acceptance, state["acceptance"]))
         self.ledger.debt_s = float(state["debt_s"])
 
     def forget_costs(self) -> None:
         """Let go of all times, as when the machine is found to be another; not of the debt."""
         self.cost = RoundCost(
             self.cost.verify.edges,
-            free=self.free,
             bandwidth_bound=self.cost.bandwidth_bound,
             pad_to=self.cost.pad_to,
         )
         self._accounts = Accounts(self.cost, self.ledger)
         self._explorer = Explorer(self.cost, self.ledger)
 
-    def _limit(self, view: RoundView) -> int:
-        """Return the largest k of a round."""
-        if view.fixed_k is not None:
-            return 0
-        offered = view.proposed if self.free else view.ceiling
-        return min(offered, view.ceiling, view.remaining - 1, self.max_k)
+    def _limits(self, view: RoundView, *, fixed: bool = False) -> Limits:
+        """Return the largest k of a round; 0 where it is not the policy's choice."""
+        if view.fixed_k is not None and not fixed:
+            return NO_DRAFTS
+        ceiling = min(view.ceiling, view.remaining - 1, self.max_k)
+        if not self.paid:
+            return Limits(min(view.proposed, ceiling), 0)
+        paid = ceiling if view.paid_ceiling is None else min(view.paid_ceiling, ceiling)
+        return Limits(min(view.proposed, ceiling), paid)
+
+    def _fixed(self, view: RoundView) -> Decision | None:
+        """Return the decision of a round whose width is no choice of the policy's."""
+        if not view.fixed_k:
+            return None
+        known = self._state(view.request).acceptance
+        paid = better_is_paid(known, self._limits(view, fixed=True), view.fixed_k)
+        return Decision(k=view.fixed_k, reason=FIXED, paid=paid)
 
     def _state(self, request: int) -> RequestState:
         """Return what is known of a request, or what its first round will start from."""
         state = self.requests.get(request)
-        return state or RequestState.start(self.acceptance.chances, self.rounds)
+        return state or RequestState.start(self.acceptance, self.rounds)
 
     def _classic_stale(self, plan: Plan, kv_tokens: int) -> bool:
         """Tell whether the classic step should be timed again."""
@@ -270,17 +287,17 @@ class MeasuredPolicy:
         return [Decision(k=0, reason=reason, shadow=shadow) for _ in view.rounds]
 
     def _declined(
-        self, view: StepView, plan: Plan, states: list[RequestState], limits: list[int], kv: int
+        self, view: StepView, plan: Plan, states: list[RequestState], limits: list[Limits], kv: int
     ) -> list[Decision]:
         """Return classic steps, and the shadows that the ledger allows beside them."""
         reason = plan.reason("decline")
-        if self.free:
+        if not self.paid:
             return self._classic(view, reason)
         return [
             Decision(
                 k=0,
                 reason=reason,
-                shadow=self._explorer.shadow(plan, state, limit, kv, self.rounds),
+                shadow=self._explorer.shadow(plan, state, limit.paid, kv, self.rounds),
             )
             for state, limit in zip(states, limits, strict=True)
         ]

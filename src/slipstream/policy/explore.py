@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from slipstream.policy.base import StepView
 from slipstream.policy.estimate import LEAVE_MARGIN, WIDTH_MARGIN
 from slipstream.policy.ledger import Ledger
+from slipstream.policy.options import Limits, Option, preferred
 from slipstream.policy.plan import Plan, make_plan, widths_of
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
@@ -48,7 +49,7 @@ class Explorer:
         plan: Plan,
         view: StepView,
         states: Sequence[RequestState],
-        limits: Sequence[int],
+        limits: Sequence[Limits],
         kv_tokens: int,
         now: int,
     ) -> Plan | None:
@@ -59,12 +60,17 @@ class Explorer:
         verify, batch = self._cost.verify, len(states)
         if waited < PROBE_EVERY and self._all_measured(batch, limits):
             return None
+        taken = self._options(plan, states, limits, batch, kv_tokens)
+        num_rows = sum([option.limit for option in taken])
         order = share_rows(
-            [state.acceptance.optimistic() for state in states],
-            limits,
-            sum(limits) if view.max_draft_rows is None else view.max_draft_rows,
+            [
+                state.acceptance[option.paid].optimistic()
+                for state, option in zip(states, taken, strict=True)
+            ],
+            [option.limit for option in taken],
+            num_rows if view.max_draft_rows is None else view.max_draft_rows,
         )
-        fixed_s = self._cost.overhead_s + self._cost.peek_s(batch)
+        fixed_s = self._cost.overhead_s + self._cost.drafting.peek_s(batch)
         widest = WIDEN * verify.widest
 
         def time_of(live_rows: int) -> float | None:
@@ -85,7 +91,7 @@ class Explorer:
             token_s=plan.token_s,
             times_s=[time_of(batch + num_rows) for num_rows in range(1, len(order) + 1)],
             fixed_s=fixed_s,
-            draft_times=self._cost.token_times,
+            draft_times=[option.draft_times for option in taken],
             bar=bar,
             width_margin=WIDTH_MARGIN,
         )
@@ -93,7 +99,15 @@ class Explorer:
             return None
         widths = widths_of(order[: chosen.num_rows], batch)
         return make_plan(
-            self._cost, view, widths, chosen, chosen, plan.base_s, plan.classic_s, kv_tokens
+            self._cost,
+            view,
+            widths,
+            [option.paid for option in taken],
+            chosen,
+            chosen,
+            plan.base_s,
+            plan.classic_s,
+            kv_tokens,
         )
 
     def shadow(self, plan: Plan, state: RequestState, limit: int, kv_tokens: int, now: int) -> int:
@@ -103,13 +117,13 @@ class Explorer:
             return 0
         if plan.batch == 1 and not self.could_pay(plan, limit, kv_tokens):
             return 0
-        worst_s = self._cost.worst_draft_s(k, plan.token_s)
+        worst_s = self._cost.drafting.worst_s([k], plan.token_s)
         fits = self._ledger.debt_s + worst_s <= 0.5 * self._ledger.capacity_steps * plan.classic_s
         return k if fits else 0
 
     def shadow_interval(self, k: int, token_s: float) -> int:
         """Return the rounds between shadows of k tokens that half of the leak pays for."""
-        draft_s = self._cost.draft_times[k]
+        draft_s = self._cost.drafting.times(1)[k]
         if draft_s <= 0.0:  # not timed yet, or nothing to speak of
             return SHADOW_UNTIMED
         return max(1, math.ceil(draft_s / (SHADOW_SHARE * self._ledger.rho * token_s)))
@@ -117,15 +131,28 @@ class Explorer:
     def could_pay(self, plan: Plan, limit: int, kv_tokens: int) -> bool:
         """Tell whether some width would pay if every draft of it were accepted."""
         cost = self._cost
-        times_s = cost.forwards_s(2, limit, kv_tokens)
+        times_s, draft_times = cost.forwards_s(2, limit, kv_tokens), cost.drafting.times(1)
         return any(
             forward_s is None
-            or (1 + k) * plan.token_s > forward_s + cost.draft_times[k] + cost.overhead_s
+            or (1 + k) * plan.token_s > forward_s + draft_times[k] + cost.overhead_s
             for k, forward_s in enumerate(times_s, 1)
         )
 
-    def _all_measured(self, batch: int, limits: Sequence[int]) -> bool:
+    def _options(
+        self,
+        plan: Plan,
+        states: Sequence[RequestState],
+        limits: Sequence[Limits],
+        rows: int,
+        kv_tokens: int,
+    ) -> list[Option]:
+        """Return what each sequence is tried with: alone in its step, what its plan settled on."""
+        if plan.batch == 1:
+            limits = [Limits(0, limits[0].paid) if plan.paid[0] else Limits(limits[0].free, 0)]
+        return preferred(self._cost, states, limits, rows, kv_tokens, plan.token_s)
+
+    def _all_measured(self, batch: int, limits: Sequence[Limits]) -> bool:
         verify = self._cost.verify
-        last = min(batch + sum(limits), WIDEN * verify.widest)
+        last = min(batch + sum([max(limit) for limit in limits]), WIDEN * verify.widest)
         padded = self._cost.padded
         return all(verify.samples(padded(rows)) for rows in range(batch + 1, last + 1))

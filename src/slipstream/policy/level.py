@@ -26,6 +26,8 @@ RESTORED = 2.0
 FIRST_SPREAD = 0.05
 # Standard deviation over mean absolute deviation of a normal distribution.
 SIGMA_PER_DEVIATION = 1.25
+# Samples that a mean remembers.
+MEAN_MEMORY = 32.0
 
 
 class Level:
@@ -100,3 +102,19 @@ class Level:
         self.deviation_s = FIRST_SPREAD * seconds
         self.weight = 1.0
         self.strays.clear()
+
+
+class Mean:
+    """A moving mean that one sample moves by a limited amount."""
+
+    __slots__ = ("seconds", "weight")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.weight = 0.0
+
+    def add(self, sample: float, jump: float) -> None:
+        """Take in one sample; it counts as at most `jump` more than the mean."""
+        sample = min(max(sample, 0.0), self.seconds + jump)
+        self.weight = min(self.weight + 1.0, MEAN_MEMORY)
+        self.seconds += (sample - self.seconds) / self.weight

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from slipstream.policy.base import Decision, StepView
 from slipstream.policy.estimate import LEAVE_MARGIN, WIDTH_MARGIN, compare
 from slipstream.policy.ledger import Ledger
+from slipstream.policy.options import Limits, Option, options, preferred
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
 from slipstream.policy.widths import Best, fastest, share_rows
+
+NO_ROWS, NO_TOP = Best(0, 1.0, 0.0), Best(0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class Plan:
     Attributes:
         batch: sequences that decode.
         widths: k of each sequence; all 0 if nothing pays.
+        paid: whether it is the paid drafter that drafts, for each sequence.
         chosen: the drafted rows that pay; 0 rows for none.
         top: the best that was looked at, whether it pays or not.
         base_s: the step without drafts.
@@ -31,6 +35,7 @@ class Plan:
 
     batch: int
     widths: list[int]
+    paid: list[bool]
     chosen: Best
     top: Best
     base_s: float
@@ -55,14 +60,17 @@ class Plan:
     def decisions(self, what: str) -> list[Decision]:
         """Return the decision of each sequence."""
         reason = self.reason(what)
-        return [Decision(k=k, reason=reason) for k in self.widths]
+        return [
+            Decision(k=k, reason=reason, paid=paid and k > 0)
+            for k, paid in zip(self.widths, self.paid, strict=True)
+        ]
 
 
 def plan_step(
     cost: RoundCost,
     view: StepView,
     states: Sequence[RequestState],
-    limits: Sequence[int],
+    limits: Sequence[Limits],
     kv_tokens: int,
 ) -> Plan | None:
     """Return the fastest plan for a step; None where the step without drafts was never timed.
@@ -79,21 +87,32 @@ def plan_step(
         return None
     bar = 1.0 if any(state.k for state in states) else 1.0 + LEAVE_MARGIN
     rows = batch + riding
-    fixed_s = cost.overhead_s + cost.peek_s(batch)
+    fixed_s = cost.overhead_s + cost.drafting.peek_s(batch)
     if riding:
-        riding_s = cost.drafting_s(view.fixed_widths)
+        riding_s = cost.drafting.drafting_s(view.fixed_drafts)
         base_s += riding_s
-        fixed_s += 0.0 if cost.free else riding_s
+        fixed_s += riding_s
     token_s = classic_s / batch
+    most = view.max_draft_rows
     if batch == 1:
-        limit = limits[0] if view.max_draft_rows is None else min(limits[0], view.max_draft_rows)
-        chosen, top = _one(cost, states[0], limit, rows, kv_tokens, base_s, token_s, fixed_s, bar)
+        found: tuple[Best, Best] | None = None
+        picked = False
+        for option in options(states[0].acceptance, limits[0], cost.drafting.times(1)):
+            limit = option.limit if most is None else min(option.limit, most)
+            best = _one(cost, option, limit, rows, kv_tokens, base_s, token_s, fixed_s, bar)
+            if found is None or _beats(best, found):
+                found, picked = best, option.paid
+        if found is None:
+            found = (NO_ROWS, NO_TOP)
+        (chosen, top), paid = found, [picked]
         widths = [chosen.num_rows]
     else:
+        taken = preferred(cost, states, limits, rows, kv_tokens, token_s)
+        num_rows = sum([option.limit for option in taken])
         order = share_rows(
-            [state.acceptance.survival for state in states],
-            limits,
-            sum(limits) if view.max_draft_rows is None else view.max_draft_rows,
+            [option.survival for option in taken],
+            [option.limit for option in taken],
+            num_rows if most is None else most,
         )
         chosen, top = fastest(
             order,
@@ -101,18 +120,20 @@ def plan_step(
             token_s=token_s,
             times_s=cost.forwards_s(rows + 1, len(order), kv_tokens),
             fixed_s=fixed_s,
-            draft_times=cost.token_times,
+            draft_times=[option.draft_times for option in taken],
             bar=bar,
             width_margin=WIDTH_MARGIN,
         )
         widths = widths_of(order[: chosen.num_rows], batch)
-    return make_plan(cost, view, widths, chosen, top, base_s, classic_s, kv_tokens)
+        paid = [option.paid for option in taken]
+    return make_plan(cost, view, widths, paid, chosen, top, base_s, classic_s, kv_tokens)
 
 
 def make_plan(
     cost: RoundCost,
     view: StepView,
     widths: list[int],
+    paid: list[bool],
     chosen: Best,
     top: Best,
     base_s: float,
@@ -125,14 +146,17 @@ def make_plan(
     if chosen.num_rows:
         riding, kv_own = view.riding_rows, kv_tokens - view.prefill_kv
         value_s = cost.step_value_s(batch, riding, kv_own, view.prefill_kv)
-        worst_s = cost.worst_s(batch + riding + chosen.num_rows, kv_tokens, widths, classic_s)
+        drafts = [k if is_paid else 0 for k, is_paid in zip(widths, paid, strict=True)]
         if riding:
-            value_s += cost.drafting_s(view.fixed_widths)
-            worst_s += sum([cost.worst_draft_s(k, classic_s) for k in view.fixed_widths])
+            value_s += cost.drafting.drafting_s(view.fixed_drafts)
+            drafts += view.fixed_drafts
+        worst_s = cost.worst_s(batch + riding + chosen.num_rows, kv_tokens, drafts, classic_s)
     token_s = classic_s / batch
     shown = chosen if chosen.num_rows else top
     round_s = (base_s + shown.gain * token_s) / shown.speedup if shown.num_rows else base_s
-    return Plan(batch, widths, chosen, shown, base_s, token_s, round_s, worst_s, value_s, classic_s)
+    return Plan(
+        batch, widths, paid, chosen, shown, base_s, token_s, round_s, worst_s, value_s, classic_s
+    )
 
 
 def widths_of(order: Sequence[tuple[int, float]], batch: int) -> list[int]:
@@ -160,9 +184,17 @@ def refuse(plan: Plan, ledger: Ledger, states: Sequence[RequestState]) -> str | 
     return None
 
 
+def _beats(one: tuple[Best, Best], other: tuple[Best, Best]) -> bool:
+    """Tell whether an option is better than another: what it pays, or else what it comes to."""
+    (chosen, top), (other_chosen, other_top) = one, other
+    if chosen.num_rows and other_chosen.num_rows:
+        return chosen.speedup > other_chosen.speedup
+    return bool(chosen.num_rows) or (not other_chosen.num_rows and top.speedup > other_top.speedup)
+
+
 def _one(
     cost: RoundCost,
-    state: RequestState,
+    option: Option,
     limit: int,
     rows: int,
     kv_tokens: int,
@@ -172,8 +204,7 @@ def _one(
     bar: float,
 ) -> tuple[Best, Best]:
     """Return what `fastest` does for a single sequence, in less time."""
-    expected = state.acceptance.expected
-    draft_times = cost.token_times
+    expected, draft_times = option.expected, option.draft_times
     top_k = chosen_k = 0
     top = chosen = 0.0
     for k, forward_s in enumerate(cost.forwards_s(rows + 1, limit, kv_tokens), 1):

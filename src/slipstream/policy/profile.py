@@ -25,7 +25,7 @@ from slipstream.errors import ConfigError
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.profile_check import is_sound
 
-VERSION = 1
+VERSION = 2
 LARGEST = 1 << 20  # bytes; real ones have a few thousand
 # How far a width may be from its profile: clocks and neighbours move times by 10 %, another kernel
 # or device by 30 % and more.

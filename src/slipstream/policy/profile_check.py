@@ -26,7 +26,7 @@ _DEBT: Range = (0.0, 3600.0)
 
 _LEVEL = (_TIME, _TOKENS, _SPAN, _WEIGHT)
 _BY_ROWS = (_COUNT, _OCTAVE, *_LEVEL)
-_DRAFT = (_WIDTH, (0.0, 1e4), _TOKENS, _SPAN, _WEIGHT)
+_DRAFT = (_COUNT, _WIDTH, _SPAN, _TOKENS, _SPAN, _WEIGHT)
 _WHOLE = (_COUNT, _OCTAVE, _WIDTH)
 
 
@@ -34,16 +34,27 @@ def is_sound(state: Any) -> bool:
     """Tell whether a state can be restored by a policy without a surprise, then or later."""
     if not isinstance(state, Mapping) or not isinstance(state.get("cost"), Mapping):
         return False
-    cost, chances = state["cost"], state.get("acceptance")
+    cost, known = state["cost"], state.get("acceptance")
     return (
         all(_rows(cost.get(name), _BY_ROWS) for name in ("verify", "classic"))
+        and _rows(cost.get("peek"), _LEVEL)
+        and len(cost["peek"]) <= 1
         and _rows(cost.get("draft"), _DRAFT)
         and _rows(cost.get("overheads"), (_SPAN, _WEIGHT))
         and len(cost["overheads"]) == 2
-        and isinstance(chances, list)
+        and isinstance(known, list)
+        and len(known) == 2
+        and all(_chances(each) for each in known)
+        and _number(state.get("debt_s"), _DEBT)
+    )
+
+
+def _chances(chances: Any) -> bool:
+    """Tell whether it is a list of chances of acceptance, position 1 first."""
+    return (
+        isinstance(chances, list)
         and 1 <= len(chances) <= MAX_K
         and all(_number(chance, _CHANCE) for chance in chances)
-        and _number(state.get("debt_s"), _DEBT)
     )
 
 

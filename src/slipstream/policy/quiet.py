@@ -25,7 +25,7 @@ class Quiet:
         requests: those that run.
         value_s: lower bound of a classic step of theirs.
         count: steps that are not accounted for yet.
-        classic_s, draft_s: their seconds, without and of drafting.
+        classic_s, spent_s: their seconds, without and of lookups and policy.
     """
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class Quiet:
 
         Args:
             value_s: its worth; None lets no step like it pass by.
-            room_s: seconds of drafting that the loss budget has room for.
-            leak_s: seconds of drafting in a step that its leak pays for.
+            room_s: seconds of lookups and policy that the loss budget has room for.
+            leak_s: seconds of them in a step that its leak pays for.
         """
         self.requests = [part.request for part in outcome.rounds]
         kv_tokens = sum([part.context_len for part in outcome.rounds])
@@ -55,23 +55,23 @@ class Quiet:
         self._leak_s = leak_s
         self._left = 0 if value_s is None else MAX_QUIET
 
-    def add(self, requests: Sequence[int], kv_tokens: int, draft_s: float, round_s: float) -> bool:
+    def add(self, requests: Sequence[int], kv_tokens: int, spent_s: float, round_s: float) -> bool:
         """Count a step; False if it should be looked at in full."""
         if self._left == 0 or kv_tokens >= self._octave_ends or requests != self.requests:
             return False
         if round_s > self._hiccup_s:
             return False
-        if draft_s > self._leak_s:
-            if draft_s > self._room_s:
+        if spent_s > self._leak_s:
+            if spent_s > self._room_s:
                 return False
-            self._room_s -= draft_s - self._leak_s
+            self._room_s -= spent_s - self._leak_s
         self._left -= 1
         self.count += 1
-        self.draft_s += draft_s
-        self.classic_s += round_s - draft_s
+        self.spent_s += spent_s
+        self.classic_s += round_s - spent_s
         return True
 
     def clear(self) -> None:
         """All that passed by is accounted for."""
         self.count = 0
-        self.classic_s = self.draft_s = 0.0
+        self.classic_s = self.spent_s = 0.0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepView
 from slipstream.policy.estimate import speedup
+from slipstream.policy.options import Limits, better_is_paid
 from slipstream.policy.plan import plan_step, refuse
 from slipstream.types import Verdict
 
@@ -63,27 +64,29 @@ class RequestPolicy:
         if state is None or not policy.cost.classic.time_s(1, state.context_len):
             return "unmeasured", "unmeasured: no classic step was timed yet", None
         owed = policy.ledger.owed(policy.cost.classic_s(1, state.context_len) or 0.0)
-        if policy.free and not state.acceptance.trials(1):
+        offered = state.acceptance.free.trials(1) > 0
+        if not policy.paid and not offered:
             what = "the drafter found nothing to offer"
             if policy.rests:
                 what = (
                     f"the loss budget is spent: {owed} are owed, and lookups rest until it is paid"
                 )
             return "decline", f"decline: {what}", None
-        limit, context_len = policy.max_k, state.context_len
+        most, context_len = policy.max_k, state.context_len
+        limits = Limits(most if offered else 0, most if policy.paid else 0)
         view = RoundView(
-            remaining=limit + 1, context_len=context_len, proposed=limit, ceiling=limit
+            remaining=most + 1, context_len=context_len, proposed=limits.free, ceiling=most
         )
         begun = replace(state, k=0)
         step = StepView(rounds=(view,))
-        plan = plan_step(policy.cost, step, [begun], [limit], context_len)
+        plan = plan_step(policy.cost, step, [begun], [limits], context_len)
         if plan is None or not plan.top.num_rows:
             return "unmeasured", "unmeasured: no verify was timed yet", None
         best = min(plan.top.speedup, 1.0 + plan.top.num_rows)
         if not plan.num_rows:
             return "decline", plan.reason("decline"), best
         refusal = refuse(plan, policy.ledger, [begun])
-        if refusal and not policy.affordable(plan, step, [begun], [limit], context_len):
+        if refusal and not policy.affordable(plan, step, [begun], [limits], context_len):
             return "decline", refusal, best
         return "enable", plan.reason("enable"), best
 
@@ -92,8 +95,11 @@ class RequestPolicy:
         cost, state = self.pairing.cost, self.pairing.requests.get(self.number)
         if state is None:
             return None
+        limits = Limits(k if state.acceptance.free.trials(1) else 0, k if self.pairing.paid else 0)
+        paid = better_is_paid(state.acceptance, limits, k)
+        draft_s = cost.drafting.peek_s(1) + (cost.drafting.times(1)[k] if paid else 0.0)
         classic_s = cost.classic.time_s(1, state.context_len)
-        round_s = cost.round_s(k + 1, state.context_len, cost.draft_times[k])
+        round_s = cost.round_s(k + 1, state.context_len, draft_s)
         if not classic_s or not round_s:
             return None
-        return speedup(1.0 + state.acceptance.expected[k], classic_s, round_s)
+        return speedup(1.0 + state.acceptance[paid].expected[k], classic_s, round_s)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.policy.acceptance import Acceptance
+from slipstream.policy.acceptance import Acceptance, Acceptances
 from slipstream.policy.base import RoundOutcome
 from slipstream.policy.ledger import RHO_NEIGHBOUR, Ledger
 
@@ -18,6 +17,7 @@ class RequestState:
     """One request's acceptance and budget.
 
     Attributes:
+        acceptance: of what the free drafter offers, and of the paid drafter's drafts.
         neighbour: what drafting in its batch may still cost it.
         k: drafted tokens of its last round.
         changed_at: the policy's round in which its k last changed.
@@ -26,7 +26,7 @@ class RequestState:
         context_len: as last seen.
     """
 
-    acceptance: Acceptance
+    acceptance: Acceptances
     neighbour: Ledger = field(default_factory=lambda: Ledger(rho=RHO_NEIGHBOUR))
     k: int = 0
     changed_at: int = 0
@@ -35,25 +35,28 @@ class RequestState:
     context_len: int = 0
 
     @classmethod
-    def start(cls, prior: Sequence[float], now: int) -> RequestState:
-        """Return the state of a request that begins in round `now`."""
-        return cls(acceptance=Acceptance(prior), changed_at=now)
+    def start(cls, pairing: Acceptances, now: int) -> RequestState:
+        """Return the state of a request that begins in round `now`, from what its pairing knows."""
+        known = (Acceptance(each.chances) for each in pairing)
+        return cls(acceptance=Acceptances(*known), changed_at=now)
 
-    def observe(self, outcome: RoundOutcome, pairing: Acceptance, now: int) -> None:
+    def observe(self, outcome: RoundOutcome, pairing: Acceptances, now: int) -> None:
         """Take in one round, for the request and for its pairing."""
         if outcome.k != self.k:
             self.changed_at = now
         self.k = outcome.k
         self.context_len = outcome.context_len + outcome.emitted
         if outcome.k > 0:
-            self.acceptance.observe(outcome.k, outcome.accepted, outcome.emitted)
-            pairing.observe(outcome.k, outcome.accepted, outcome.emitted)
-        elif outcome.scores:
-            self.acceptance.score(outcome.scores)
-            pairing.score(outcome.scores)
-            for position, hit in outcome.scores:
-                if position == 1:
-                    self.shadowed_at, self.hurried = now, hit
+            for known in (self.acceptance, pairing):
+                drafter = known.paid if outcome.paid else known.free
+                drafter.observe(outcome.k, outcome.accepted, outcome.emitted)
+        for scores, is_paid in ((outcome.scores, False), (outcome.shadow_scores, True)):
+            if scores:
+                self.acceptance[is_paid].score(scores)
+                pairing[is_paid].score(scores)
+        for position, hit in outcome.shadow_scores:
+            if position == 1:
+                self.shadowed_at, self.hurried = now, hit
 
     def shadow_due(self, interval: int, now: int) -> bool:
         """Tell whether a proposal should be drafted to be scored."""

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from slipstream.policy.base import StepOutcome
 from slipstream.policy.cost import DEFAULT_EDGES, Staircase
+from slipstream.policy.draft_cost import DraftCost
 from slipstream.policy.estimate import fallback_multiple
-from slipstream.policy.level import Level
+from slipstream.policy.level import Mean
 from slipstream.types import MAX_K
 
 # Classic steps of a batch size before its first draft, and at a context octave that is new to it
@@ -24,17 +25,12 @@ VALUE_SIGMAS = 1.0
 # Lower bound of a forward with prompt rows, as a share of its mean: such steps are never repeated
 # often enough for a confidence bound of their own.
 PREFILL_VALUE = 0.95
-# Rounds that the overhead remembers, and the share of a round that one sample may add to it.
-OVERHEAD_MEMORY = 32.0
+# The share of a round that one sample may add to the overhead.
 OVERHEAD_JUMP = 0.25
-# A draft may take this much longer than expected: drafters are small, their times spread widely.
-WORST_DRAFT = 1.5
-# The same for what the host does.
+# What the host does may take this much longer than expected.
 WORST_HOST = 1.5
 # When a classic step of a profile was seen: it is taken again before anything drafts.
 LONG_AGO = -(1 << 30)
-# One drafted token of a drafter that was never timed, in classic steps, at worst.
-UNTIMED_DRAFT = 0.5
 
 
 class RoundCost:
@@ -42,50 +38,54 @@ class RoundCost:
 
     Args:
         edges: row buckets of the device's dispatch table.
-        free: drafting takes the same whatever k is, and is done before k is chosen.
         bandwidth_bound: a verify is known to read the weights once.
         pad_to: the rows of a forward that drafts are filled up to a multiple of this.
+
+    Attributes:
+        verify, classic: forwards by rows, classic steps by batch.
+        drafting: what drafting and deciding take.
     """
 
     def __init__(
         self,
         edges: Sequence[int] = DEFAULT_EDGES,
         *,
-        free: bool = False,
         bandwidth_bound: bool = False,
         pad_to: int = 1,
     ) -> None:
         self.verify = Staircase(edges)
         self.classic = Staircase(())  # every batch size is a bucket of its own
-        self.free = free
+        self.drafting = DraftCost()
         self.bandwidth_bound = bandwidth_bound
         self.pad_to = pad_to
-        self._overheads = {False: _Mean(), True: _Mean()}  # by whether the round drafted
-        self._drafts: dict[int, Level] = {}
-        self._nearest = [0] * (MAX_K + 1)  # of the k that were drafted, for each k
-        self._has_drafted = False  # a drafter may take no time at all
-        self.draft_times = [0.0] * (MAX_K + 1)
-        # What of draft_times depends on k.
-        self.token_times = [0.0] * (MAX_K + 1)
+        self._overheads = {False: Mean(), True: Mean()}  # by whether the round drafted
 
-    def observe(self, outcome: StepOutcome, now: int) -> None:
+    def observe(self, outcome: StepOutcome, now: int, *, observed_before: bool = True) -> None:
         """Take in a step: its forward under its rows, a classic step as a whole as well.
 
-        A step that took no time at all, as with a clock that stands still, says nothing.
+        A classic step counts without what the policy and the drafters spent in it, for it is what
+        the user would have had otherwise. A step that took no time at all, as with a clock that
+        stands still, says nothing.
+
+        Args:
+            observed_before: the step before was taken in too.
         """
-        if outcome.round_s <= 0.0 or outcome.verify_s < 0.0 or outcome.draft_s < 0.0:
+        if outcome.round_s <= 0.0 or outcome.verify_s < 0.0 or outcome.spent_s < 0.0:
             return
         rounds = outcome.rounds
         batch, drafted = len(rounds), sum(part.k for part in rounds)
         kv = outcome.prefill_kv + sum(part.context_len for part in rounds)
         rows = batch + drafted + outcome.prefill_rows
-        verify_s = outcome.verify_s or outcome.round_s - outcome.draft_s
+        own_s = outcome.round_s - outcome.spent_s
+        verify_s = outcome.verify_s or own_s
         self.verify.observe(self.padded(rows) if drafted else rows, kv, verify_s, now)
         if drafted == 0 and outcome.prefill_rows == 0:
-            self.classic.observe(batch, kv, outcome.round_s - outcome.draft_s, now)
-        rest_s = outcome.round_s - outcome.draft_s - verify_s
+            self.classic.observe(batch, kv, own_s, now)
+        # The overhead of a round that drafts is all of the host's, deciding included.
+        decided_s = outcome.choose_s + outcome.observe_s if drafted else 0.0
+        rest_s = own_s - verify_s + decided_s
         self._overheads[drafted > 0].add(rest_s, OVERHEAD_JUMP * outcome.round_s)
-        self._observe_draft(outcome, now)
+        self.drafting.observe(outcome, now, observed_before=observed_before)
 
     def padded(self, rows: int) -> int:
         """Return the rows of a forward that drafts, padding included."""
@@ -107,11 +107,6 @@ class RoundCost:
     def calibrate(self, rows: int, kv_tokens: int, seconds: float) -> None:
         """Take in a forward that was timed outside serving, padding counted as rows."""
         self.verify.observe(rows, kv_tokens, seconds)
-
-    def calibrate_draft(self, k: int, seconds: float) -> None:
-        """Take in the drafting of k tokens that was timed outside serving."""
-        self._has_drafted = True
-        self._add_draft(k, seconds, 0)
 
     def knows_classic(self, batch: int, kv_tokens: int) -> bool:
         """Tell whether classic steps of a batch size were timed at a context like this one."""
@@ -163,34 +158,28 @@ class RoundCost:
         forward = self.verify.time_s(self.padded(rows), kv_tokens)
         return None if forward is None else forward + draft_s + self.overhead_s
 
-    def worst_s(self, rows: int, kv_tokens: int, widths: Sequence[int], classic_s: float) -> float:
-        """Return what a round may take at worst, for ever where nothing was measured."""
+    def worst_s(
+        self, rows: int, kv_tokens: int, draft_widths: Sequence[int], classic_s: float
+    ) -> float:
+        """Return what a round may take at worst, for ever where nothing was measured.
+
+        Args:
+            draft_widths: what the paid drafter drafts for each sequence.
+            classic_s: a classic step of the same batch.
+        """
         forward = self.verify.worst_s(self.padded(rows), kv_tokens)
         if forward is None:
             return math.inf
-        drafting_s = sum([self.worst_draft_s(k, classic_s) for k in widths])
-        return forward + drafting_s + WORST_HOST * self.overhead_s
-
-    def peek_s(self, batch: int) -> float:
-        """Return what a free drafter's proposals for a batch take, whatever is then verified."""
-        return batch * self.draft_times[0] if self.free else 0.0
-
-    def drafting_s(self, widths: Sequence[int]) -> float:
-        """Return what drafting for a batch takes."""
-        return sum([self.draft_times[k] for k in widths])
-
-    def worst_draft_s(self, k: int, classic_s: float) -> float:
-        """Return what drafting k tokens may take at worst."""
-        if self._has_drafted or self.free:
-            return WORST_DRAFT * self.draft_times[k]
-        return UNTIMED_DRAFT * k * classic_s
+        return (
+            forward + self.drafting.worst_s(draft_widths, classic_s) + WORST_HOST * self.overhead_s
+        )
 
     def state(self) -> dict[str, list[list[float]]]:
         """Return everything measured as JSON values."""
         return {
             "verify": self.verify.state(),
             "classic": self.classic.state(),
-            "draft": [[k, *level.state()] for k, level in sorted(self._drafts.items())],
+            **self.drafting.state(),
             "overheads": [[mean.seconds, mean.weight] for mean in self._overheads.values()],
         }
 
@@ -198,52 +187,11 @@ class RoundCost:
         """Take over what `state` returned."""
         self.verify.restore(state["verify"])
         self.classic.restore(state["classic"], LONG_AGO)
-        self._drafts.clear()
-        for k, *level in state["draft"]:
-            self._drafts[int(k)] = Level.restored(level)
-            self._has_drafted = True
-        if self._drafts:
-            self._find_nearest()
-            self._refresh_drafts()
+        self.drafting.restore(state)
         for mean, (seconds, weight) in zip(
             self._overheads.values(), state["overheads"], strict=True
         ):
             mean.seconds, mean.weight = seconds, weight
-
-    def _observe_draft(self, outcome: StepOutcome, now: int) -> None:
-        if self.free:
-            if outcome.draft_s > 0.0:
-                self._add_draft(MAX_K, outcome.draft_s / len(outcome.rounds), now)
-            return
-        lengths = [part.k or part.shadow for part in outcome.rounds]
-        drafted = sum(lengths)
-        self._has_drafted = self._has_drafted or drafted > 0
-        if drafted and outcome.draft_s > 0.0:
-            for k in set(lengths) - {0}:
-                self._add_draft(k, outcome.draft_s * k / drafted, now)
-
-    def _add_draft(self, k: int, seconds: float, now: int) -> None:
-        level = self._drafts.get(k)
-        if level is None:
-            self._drafts[k] = Level(seconds, 0, now)
-            self._find_nearest()
-        else:
-            level.add(seconds, 0, now)
-        self._refresh_drafts()
-
-    def _find_nearest(self) -> None:
-        known = sorted(self._drafts)
-        for k in range(MAX_K + 1):
-            self._nearest[k] = min(known, key=lambda other: abs(other - k))
-
-    def _refresh_drafts(self) -> None:
-        """Fill in t_draft; a drafter works token by token, so it scales from the nearest k."""
-        if self.free:
-            self.draft_times = [self._drafts[MAX_K].seconds] * (MAX_K + 1)
-            return
-        per_token = {near: level.seconds / near for near, level in self._drafts.items()}
-        self.draft_times = [k * per_token[near] for k, near in enumerate(self._nearest)]
-        self.token_times = self.draft_times
 
     def _guess(self, batch: int, kv_tokens: int) -> float | None:
         """Return a classic step's seconds from the cheapest verify of the same batch."""
@@ -252,17 +200,3 @@ class RoundCost:
             if verify_s is not None:
                 return verify_s / fallback_multiple(k, bandwidth_bound=self.bandwidth_bound)
         return None
-
-
-class _Mean:
-    """A moving mean that one sample moves by a limited amount."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.weight = 0.0
-
-    def add(self, sample: float, jump: float) -> None:
-        """Take in one sample; it counts as at most `jump` more than the mean."""
-        sample = min(max(sample, 0.0), self.seconds + jump)
-        self.weight = min(self.weight + 1.0, OVERHEAD_MEMORY)
-        self.seconds += (sample - self.seconds) / self.weight

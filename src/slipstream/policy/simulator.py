@@ -88,6 +88,7 @@ def run(
             context_len=context_len,
             proposed=world.ceiling if world.free else 0,
             ceiling=world.ceiling,
+            paid_ceiling=0 if world.free else world.ceiling,
             request=request,
         )
         decision = policy.choose(view)
@@ -108,6 +109,7 @@ def run(
         policy.observe(
             RoundOutcome(
                 k=decision.k,
+                paid=decision.paid,
                 accepted=accepted,
                 emitted=accepted + 1,
                 draft_s=draft_s,
@@ -116,7 +118,8 @@ def run(
                 request=request,
                 context_len=context_len,
                 shadow=decision.shadow,
-                scores=tuple(scores),
+                scores=tuple(scores) if world.free else (),
+                shadow_scores=() if world.free else tuple(scores),
             )
         )
         steps.append(

@@ -51,7 +51,7 @@ def fastest(
     token_s: float,
     times_s: Sequence[float | None],
     fixed_s: float,
-    draft_times: Sequence[float],
+    draft_times: Sequence[Sequence[float]],
     bar: float,
     width_margin: float,
 ) -> tuple[Best, Best]:
@@ -61,8 +61,8 @@ def fastest(
         base_s: the step without drafts.
         token_s: classic seconds of one token, t_classic(B) / B.
         times_s: seconds of the forward with 1, 2, ... drafted rows; None if unknown.
-        fixed_s: seconds of every step besides, drafting excluded.
-        draft_times: seconds of drafting k tokens for one sequence, index k.
+        fixed_s: seconds of every step besides, lookups included.
+        draft_times: of shape (B, K + 1), seconds of drafting k tokens for a sequence.
         bar: the first number of rows must promise more than this; each wider one a margin more.
     """
     chosen = top = 0
@@ -72,7 +72,8 @@ def fastest(
     for num_rows, ((index, survival), step_s) in enumerate(zip(order, times_s, strict=True), 1):
         k = counts[index] = counts.get(index, 0) + 1
         gain += survival
-        draft_s += draft_times[k] - draft_times[k - 1]
+        times = draft_times[index]
+        draft_s += times[k] - times[k - 1]
         if step_s is None:
             continue
         value = (base_s + gain * token_s) / (step_s + fixed_s + draft_s)
