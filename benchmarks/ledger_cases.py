@@ -152,7 +152,13 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
         forgiven_s = policy.ledger.forgiven_s
         numbers = list(range(batch))
         quiet = not offered and not any(widths) and not any(d.shadow for d in decisions)
-        if quiet and policy.pass_by(numbers, kv * batch, lookup_s + choose_s, round_s):
+        if quiet and policy.pass_by(
+            numbers,
+            kv * batch,
+            peek_s=lookup_s,
+            spent_s=lookup_s + choose_s,
+            round_s=round_s,
+        ):
             continue
         policy.observe_step(
             StepOutcome(

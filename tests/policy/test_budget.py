@@ -155,7 +155,7 @@ def test_a_drafter_that_is_free_in_name_only_costs_one_percent_however_slow(
     for _ in range(count):
         peek_s = peek_steps * step_s if policy.awake else 0.0
         spent += peek_s
-        if not policy.pass_by([0], 100, peek_s, step_s + peek_s):
+        if not policy.pass_by([0], 100, peek_s=peek_s, spent_s=peek_s, round_s=step_s + peek_s):
             policy.observe_step(
                 StepOutcome(
                     rounds=[outcome(0, 0, step_s)],

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from slipstream.policy.base import StepOutcome
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.quiet import MAX_QUIET
 from tests.policy.worlds import outcome, step_outcome
 
 STEP_S = 0.01
+
+
+def passes(
+    policy: MeasuredPolicy,
+    requests: Sequence[int] = (0,),
+    kv_tokens: int = 100,
+    *,
+    peek_s: float = 0.0,
+    thinking_s: float = 0.0,
+) -> bool:
+    """Tell whether a classic step may pass by."""
+    spent_s = peek_s + thinking_s
+    return policy.pass_by(
+        list(requests), kv_tokens, peek_s=peek_s, spent_s=spent_s, round_s=STEP_S + spent_s
+    )
 
 
 def started(*, batch: int = 1, free: bool = True) -> MeasuredPolicy:
@@ -28,7 +46,7 @@ def passed(
     for _ in range(count):
         if settle:
             policy.settle()
-        if not policy.pass_by([0], 100, draft_s, STEP_S + draft_s):
+        if not passes(policy, peek_s=draft_s):
             return done
         done += 1
     return done
@@ -58,8 +76,8 @@ def test_nothing_passes_by_before_the_classic_step_is_known() -> None:
 @pytest.mark.parametrize(("requests", "kv"), [([1], 100), ([0, 1], 100), ([], 0), ([0], 600)])
 def test_other_requests_and_a_new_octave_are_looked_at(requests: list[int], kv: int) -> None:
     policy = started()
-    assert not policy.pass_by(requests, kv, 0.0, STEP_S)
-    assert policy.pass_by([0], 100, 0.0, STEP_S)
+    assert not passes(policy, requests, kv)
+    assert passes(policy)
 
 
 def test_the_leak_is_that_of_single_steps_and_no_more_than_the_time_taken() -> None:
@@ -80,7 +98,27 @@ def test_neighbours_budgets_leak_too() -> None:
     for state in policy.requests.values():
         state.neighbour.debt_s = 0.02
     for _ in range(10):
-        assert policy.pass_by([0, 1], 200, 0.0, STEP_S)
+        assert passes(policy, [0, 1], 200)
     policy.settle()
     for state in policy.requests.values():
         assert state.neighbour.debt_s == pytest.approx(0.02 - 0.05 * 10 * STEP_S, rel=0.02)
+
+
+def test_what_a_full_look_took_is_no_reason_for_the_next() -> None:
+    """Else one look begets another while much is owed, and each costs more than the leak."""
+    policy = MeasuredPolicy(paid=False)
+    look = StepOutcome(
+        rounds=[outcome(0, 0, STEP_S)],
+        draft_s=0.0,
+        observe_s=0.05 * STEP_S,
+        verify_s=STEP_S,
+        round_s=1.05 * STEP_S,
+    )
+    for _ in range(4):
+        policy.observe_step(look)
+    policy.ledger.debt_s = 8.0 * STEP_S
+    owed = policy.ledger.debt_s
+    assert passes(policy, thinking_s=0.05 * STEP_S)
+    assert all(passes(policy) for _ in range(20))
+    policy.settle()
+    assert policy.ledger.debt_s == pytest.approx(owed + (0.05 - 21 * 0.007) * STEP_S, rel=1e-3)

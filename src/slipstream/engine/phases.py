@@ -232,7 +232,7 @@ def _passes_by(
     batch: Sequence[Round], policy: MeasuredPolicy, spent: Spent, round_s: float
 ) -> bool:
     """Tell whether a step drafted nothing and had nothing to score, and the policy lets it pass."""
-    numbers, kv_tokens, spent_s = [], 0, spent.choose_s + spent.observe_s
+    numbers, kv_tokens, peek_s = [], 0, 0.0
     for part in batch:
         request = part.request
         if part.is_prefill or part.proposed or request.scoring.live or request.shadows.live:
@@ -241,8 +241,9 @@ def _passes_by(
             return False
         numbers.append(request.number)
         kv_tokens += part.context_len
-        spent_s += part.peek_s
-    return policy.pass_by(numbers, kv_tokens, spent_s, round_s)
+        peek_s += part.peek_s
+    spent_s = peek_s + spent.choose_s + spent.observe_s
+    return policy.pass_by(numbers, kv_tokens, peek_s=peek_s, spent_s=spent_s, round_s=round_s)
 
 
 def _picked(part: Round) -> tuple[int, list[int]]:

@@ -32,12 +32,14 @@ class Accounts:
         self._cost = cost
         self._ledger = ledger
         self._quiet = Quiet()
+        self._looking_s = 0.0  # spent since drafters were last asked
         self.last: StepOutcome | None = None
 
     def charge(self, outcome: StepOutcome, requests: Mapping[int, RequestState]) -> None:
         """Account for a step by what classic steps would have taken for its tokens."""
         batch = len(outcome.rounds)
         kv = sum([part.context_len for part in outcome.rounds])
+        self._looking_s = outcome.spent_s + (0.0 if outcome.asked else self._looking_s)
         classic_s = self._cost.value_s(batch, kv)
         if classic_s is None:
             return  # nothing drafts before a classic step was timed
@@ -79,8 +81,8 @@ class Accounts:
         """Return in how many steps drafters are asked, and widths chosen, once.
 
         In every one while the budget has room, or the leak pays for it; else so seldom that half of
-        the leak does. It is never left alone altogether: what one cold lookup took would else be
-        believed for ever.
+        the leak pays for it and for the looks that follow, while what was offered is scored. It is
+        never left alone altogether: what one cold lookup took would else be believed for ever.
         """
         batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
         classic_s = self._cost.classic_s(batch, kv)
@@ -90,16 +92,22 @@ class Accounts:
         asking_s = drafting.peek_s(batch) + drafting.decide_s(batch)
         if asking_s <= max(self._ledger.room_s(classic_s, REST_SHARE), leak_s):
             return 1
-        return math.ceil(asking_s / (REST_SHARE * leak_s))
+        return math.ceil(max(asking_s, self._looking_s) / (REST_SHARE * leak_s))
 
     def pass_by(
-        self, requests: Sequence[int], kv_tokens: int, spent_s: float, round_s: float
+        self,
+        requests: Sequence[int],
+        kv_tokens: int,
+        *,
+        peek_s: float,
+        spent_s: float,
+        round_s: float,
     ) -> bool:
         """Add a classic step to those that passed by; False if it should be looked at in full."""
         if self.last is not None:
             self._start_quiet(self.last)
             self.last = None
-        return self._quiet.add(requests, kv_tokens, spent_s, round_s)
+        return self._quiet.add(requests, kv_tokens, peek_s=peek_s, spent_s=spent_s, round_s=round_s)
 
     def settle(self, requests: Mapping[int, RequestState]) -> int:
         """Account for the steps that passed by and return how many there were."""

@@ -78,7 +78,7 @@ class MeasuredPolicy:
         self.ledger = Ledger()
         self.requests: dict[int, RequestState] = {}
         self.rounds = 0
-        self._wake_every = 1  # steps
+        self._woke_at, self._wake_every = 0, 1  # rounds
         self._accounts = Accounts(self.cost, self.ledger)
         self._explorer = Explorer(self.cost, self.ledger)
 
@@ -173,12 +173,15 @@ class MeasuredPolicy:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
         self._accounts.last = outcome
         self._wake_every = self._accounts.wake_every(outcome)
+        if outcome.asked:
+            self._woke_at = self.rounds
 
     @property
     def awake(self) -> bool:
         """Whether drafters should be asked, and widths chosen, in this step."""
-        every = self._wake_every
-        return every == 1 or (self.rounds + self._accounts.num_waiting) % every == 0
+        if self._wake_every == 1:
+            return True
+        return self.rounds + self._accounts.num_waiting - self._woke_at >= self._wake_every - 1
 
     @property
     def rests(self) -> bool:
@@ -186,7 +189,13 @@ class MeasuredPolicy:
         return self._wake_every > 1
 
     def pass_by(
-        self, requests: Sequence[int], kv_tokens: int, spent_s: float, round_s: float
+        self,
+        requests: Sequence[int],
+        kv_tokens: int,
+        *,
+        peek_s: float = 0.0,
+        spent_s: float,
+        round_s: float,
     ) -> bool:
         """Take in a classic step that has nothing to teach, in next to no time.
 
@@ -196,7 +205,7 @@ class MeasuredPolicy:
         Args:
             requests: those that took part, in the order of the step before.
             kv_tokens: KV positions that they read.
-            spent_s: seconds of lookups and policy in it; see `StepOutcome`.
+            peek_s, spent_s, round_s: seconds; see `StepOutcome`.
 
         Returns:
             False if it has something to teach after all: then `observe_step` wants it.
@@ -205,7 +214,9 @@ class MeasuredPolicy:
             level = self.cost.classic.level(len(requests), kv_tokens)
             if level is None or self.rounds - level.seen_at >= CLASSIC_LOOK:
                 return False
-        return self._accounts.pass_by(requests, kv_tokens, spent_s, round_s)
+        return self._accounts.pass_by(
+            requests, kv_tokens, peek_s=peek_s, spent_s=spent_s, round_s=round_s
+        )
 
     def settle(self) -> None:
         """Account for the steps that passed by. An engine does so before it asks for a choice."""

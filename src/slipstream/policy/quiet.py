@@ -43,7 +43,7 @@ class Quiet:
 
         Args:
             value_s: its worth; None lets no step like it pass by.
-            room_s: seconds of lookups and policy that the loss budget has room for.
+            room_s: seconds of lookups that the loss budget has room for.
             leak_s: seconds of them in a step that its leak pays for.
         """
         self.requests = [part.request for part in outcome.rounds]
@@ -55,16 +55,28 @@ class Quiet:
         self._leak_s = leak_s
         self._left = 0 if value_s is None else MAX_QUIET
 
-    def add(self, requests: Sequence[int], kv_tokens: int, spent_s: float, round_s: float) -> bool:
-        """Count a step; False if it should be looked at in full."""
+    def add(
+        self,
+        requests: Sequence[int],
+        kv_tokens: int,
+        *,
+        peek_s: float,
+        spent_s: float,
+        round_s: float,
+    ) -> bool:
+        """Count a step; False if it should be looked at in full.
+
+        Lookups that take more than the leak pays for are a reason to look, for they may have to be
+        made less often; what the policy took for its last look is none.
+        """
         if self._left == 0 or kv_tokens >= self._octave_ends or requests != self.requests:
             return False
         if round_s > self._hiccup_s:
             return False
-        if spent_s > self._leak_s:
-            if spent_s > self._room_s:
+        if peek_s > self._leak_s:
+            if peek_s > self._room_s:
                 return False
-            self._room_s -= spent_s - self._leak_s
+            self._room_s -= peek_s - self._leak_s
         self._left -= 1
         self.count += 1
         self.spent_s += spent_s
