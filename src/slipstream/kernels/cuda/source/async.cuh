@@ -67,6 +67,14 @@ __device__ __forceinline__ void wait_barrier(const u64* barrier, u32 parity) {
       : "memory");
 }
 
+// Order what this thread has read of shared memory before copies that overwrite it. Arriving on a
+// barrier does not: copies go another way, and from L2 they were seen to overtake reads.
+__device__ __forceinline__ void order_before_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 // Make barriers known to the copy engine and the rest of the cluster; a block barrier must follow.
 __device__ __forceinline__ void publish_barriers() {
 #if __CUDA_ARCH__ >= 900
