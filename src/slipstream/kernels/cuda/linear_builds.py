@@ -16,8 +16,9 @@ from slipstream.kernels.cuda.packing import CHUNK, MAX_CLUSTER, MAX_WARPS, TILE,
 
 ROWS = 8  # of a tile of inputs
 MAX_TILES = 4  # that share a read
-# Of the ring; measured: more delay the inputs by more than they hide.
-MAX_STAGES = 3
+# Of the ring; measured: more delay the inputs by more than they hide, but for small matrices.
+MAX_STAGES, SMALL_STAGES = 3, 5
+_SMALL_ROUNDS = 2  # tiles of a small matrix for each multiprocessor: half of K then arrives sooner
 _GOOD_STAGES = 2  # with one, copies and products take turns
 _MOST_SUMS = 16  # tiles whose sums a block keeps until all spans are there
 _SERVICE_WARPS = 2  # one copies, one adds
@@ -101,8 +102,11 @@ def choose_rows_build(layout: Layout, device: Device, num_rows: int) -> RowsBuil
     """Return the build that serves so many rows best, as measured on an H200.
 
     As few passes as can be and no more rows in one than that takes; then as few turns and blocks as
-    hold all of K.
+    hold all of K. Two blocks share a small matrix's K.
     """
+    small = layout.splits == 2 and layout.tiles <= _SMALL_ROUNDS * device.processors
+    if small and device.has_clusters and num_rows <= ROWS:
+        return RowsBuild(tiles=1, side=1, blocks=2, stages=SMALL_STAGES)
 
     def rank(build: RowsBuild) -> tuple[int, ...]:
         slow = build.fitting_stages(layout, device) < _GOOD_STAGES

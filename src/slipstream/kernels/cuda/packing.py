@@ -151,8 +151,9 @@ def cut_columns(k: int) -> tuple[int, int, int]:
         most = CHUNK * _SPLITS[-1] * _SPAN_CHUNKS
         raise LoadError(f"a matrix may have up to {most} columns on cuda, got {k}")
     fewest = min(cut[2] for cut in cuts)
-    _, _, splits, warps, chunks = min(cut for cut in cuts if cut[2] == fewest)
-    return splits, warps, chunks
+    # Of two as good, more warps: then fewer inputs fill a warp's registers.
+    best = min((cut for cut in cuts if cut[2] == fewest), key=lambda cut: (*cut[:3], -cut[3]))
+    return best[2:]
 
 
 def layout_of(part: Tensor, n: int | None = None) -> Layout:

@@ -67,8 +67,8 @@ __device__ __forceinline__ void wait_barrier(const u64* barrier, u32 parity) {
       : "memory");
 }
 
-// Order what this thread has read of shared memory before copies that overwrite it. Arriving on a
-// barrier does not: copies go another way, and from L2 they were seen to overtake reads.
+// Order reads of shared memory that this thread knows of before copies that overwrite it. Waiting on a
+// barrier is not enough: copies go another way, and from L2 they were seen to overtake reads.
 __device__ __forceinline__ void order_before_copies() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -153,6 +153,7 @@ __device__ __forceinline__ void copy_weights(const Block<tiles>& block, const ch
         weight + (size_t(block.tile(turn)) * SPLITS + block.split(turn)) * SPAN_BYTES;
     for (int piece = 0; piece < PIECES; ++piece) {
       wait_barrier(block.empty + stage.at, stage.parity ^ 1);
+      order_before_copies();
       char* to = block.ring + stage.at * STAGE_BYTES;
 #pragma unroll
       for (int side = 0; side < STAGE_COPIES; ++side)
@@ -200,7 +201,6 @@ __device__ __forceinline__ void multiply_slices(const Block<tiles>& block, const
                                 ChunkInputs<tiles>{inputs, chunk},
                                 input_sums + chunk * GROUPS * tiles * 8, lane, sum);
         }
-        order_before_copies();
         __syncwarp();
         if (lane == 0) arrive(block.empty + stage.at);
         stage.advance();
