@@ -21,6 +21,8 @@ MAX_STAGES, SMALL_STAGES = 3, 5
 _SMALL_ROUNDS = 2  # tiles of a small matrix for each multiprocessor: half of K then arrives sooner
 _GOOD_STAGES = 2  # with one, copies and products take turns
 _MOST_SUMS = 16  # tiles whose sums a block keeps until all spans are there
+# Where that takes more launches than this, reading the weights once more is quicker.
+_FEW_LAUNCHES = 2
 _SERVICE_WARPS = 2  # one copies, one adds
 _SLOT_ROW = 20  # linear_rows.cu
 _SCHEDULERS = 4  # of a multiprocessor; warps are dealt out to them
@@ -66,6 +68,13 @@ class RowsBuild:
             workers = max(1, workers * 7 // 8)
         return min(_MOST_SUMS, -(-layout.tiles // workers))
 
+    def launches(self, layout: Layout, device: Device) -> int:
+        """Return the launches that a matrix takes, as far as all multiprocessors can take part."""
+        if self.adds_all(layout):
+            return 1
+        workers = device.processors // self.blocks
+        return -(-layout.tiles // (workers * self.most_sums(layout, device)))
+
     def shared_bytes(self, layout: Layout, device: Device, stages: int) -> int:
         """Return the shared memory of a block, as linear_rows.cu carves it up."""
         rows, slices = self.tiles * ROWS, layout.warps * self.side
@@ -110,6 +119,7 @@ def choose_rows_build(layout: Layout, device: Device, num_rows: int) -> RowsBuil
 
     def rank(build: RowsBuild) -> tuple[int, ...]:
         slow = build.fitting_stages(layout, device) < _GOOD_STAGES
+        slow |= build.launches(layout, device) > _FEW_LAUNCHES
         passes = -(-num_rows // (ROWS * build.tiles))
         return slow, passes, build.tiles, build.turns(layout), build.blocks
 
