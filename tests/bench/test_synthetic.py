@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the reference back end needs torch")
 
 from slipstream.bench import synthetic
-from slipstream.bench.arms import Variant
+from slipstream.bench.arms import Variant, parse_variants
 from slipstream.bench.benchmark import Plan, Result, benchmark
 from slipstream.bench.synthetic import Synthetic
 from slipstream.config import EngineConfig
@@ -74,3 +74,10 @@ def test_unknown_shapes_real_drafters_and_peers_are_refused() -> None:
         run(drafter="auto")
     with pytest.raises(ConfigError, match="no other engine has"):
         run(peers=["llama.cpp"])
+
+
+def test_a_tile_is_not_compared_with_itself_padded_to_what_it_holds() -> None:
+    names = [variant.name for variant in parse_variants(CONFIG, "multirow,tile", "off,8", "16,32")]
+    assert names == ["multirow, pad off", "multirow, pad 8", "tile 16, pad off", "tile 32, pad off"]
+    (wider,) = parse_variants(CONFIG, "tile", "24", "16")
+    assert wider.verify_pad == "24"
