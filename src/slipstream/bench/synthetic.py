@@ -113,7 +113,7 @@ class Synthetic:
         """
         own = dataclasses.replace(config, **(settings | {"profile": "off", "drafter": "none"}))
         target = build_target(self._arch, choose_backend(own), self._load, own)
-        pairing = Pairing.fresh(own, None)
+        pairing = Pairing.fresh(own, ())
         return Model(Engine(target, Bytes(), config=own, pairing=pairing))
 
     def _load(self, backend: Backend) -> DecoderWeights:
