@@ -87,7 +87,7 @@ def time_all(calls: Mapping[Key, Callable[[int], object]], sets: int) -> dict[Ke
 def random_weights(n: int, k: int, sets: int) -> list[CudaWeight]:
     """Return packed 4-bit matrices with biases, groups of 64, random codes, small scales."""
     layout = packed_layout(n, k)
-    kernels = LinearKernels(layout, compiler.current_device(), cache_dir() / "cubins")
+    kernels = LinearKernels(layout, compiler.current_device(), cache_dir() / "kernels")
     weights = []
     for _ in range(sets):
         pieces = torch.randint(

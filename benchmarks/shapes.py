@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from slipstream.bench.synthetic import SHAPES
 from slipstream.config import EngineConfig
 from slipstream.engine.target import Target, build_target
 from slipstream.kernels.cuda import compiler
@@ -29,36 +29,6 @@ from slipstream.models.loading.names import cache_dir
 from slipstream.models.weights import DenseTensor
 
 CUBINS = cache_dir() / "kernels"
-_COMMON: dict[str, Any] = {
-    "family": "random",
-    "num_kv_heads": 8,
-    "context_len": 40_960,
-    "norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "rope_interleaved": False,
-}
-SHAPES = {
-    "8b": Arch(
-        num_layers=32,
-        hidden_size=4096,
-        ffn_size=14336,
-        num_heads=32,
-        head_dim=128,
-        vocab_size=128_256,
-        tied_embedding=False,
-        **_COMMON,
-    ),
-    "12b": Arch(
-        num_layers=48,
-        hidden_size=3840,
-        ffn_size=15360,
-        num_heads=16,
-        head_dim=256,
-        vocab_size=262_144,
-        tied_embedding=True,
-        **_COMMON,
-    ),
-}
 # Codes are uniform in 0..15: their standard deviation.
 _CODE_DEVIATION = 4.61
 _MIDDLE_CODE = 7.5

@@ -12,7 +12,9 @@ if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
 from slipstream.errors import LoadError  # noqa: E402
+from slipstream.kernels.cuda.compiler import current_device  # noqa: E402
 from slipstream.kernels.cuda.linear import TILE_ROWS, CudaWeight, embed, linear, pack  # noqa: E402
+from slipstream.kernels.cuda.linear_builds import rows_builds  # noqa: E402
 from slipstream.models.loading.names import cache_dir  # noqa: E402
 from slipstream.models.weights import Tensor  # noqa: E402
 from tests.unit.test_cuda_packing import draw_codes, draw_dense  # noqa: E402
@@ -107,6 +109,26 @@ def test_kernels_and_row_counts_give_the_same_bytes(
         for rows in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33, 64, 65, 100, 128, 129, 256, 299):
             out = run(x, weight, rows, kernel=kernel, tile_m=tile_m)
             assert same_bytes(out, one_by_one[:rows]), f"{kernel} {tile_m}, {rows} rows"
+
+
+@pytest.mark.parametrize("kind", [(4, 0, True, 64), (8, 128, False, 32), "bf16"], ids=str)
+@pytest.mark.parametrize("k", [576, 3840, 4096, 5120, 15360])
+def test_every_way_to_share_a_matrix_out_gives_the_same_bytes(
+    k: int, kind: tuple[int, int, bool, int] | str
+) -> None:
+    n, rows = 16 * 150 + 5, 65  # more tiles than multiprocessors
+    weight = packed([draw(kind, n, k)])
+    x, residual = draw_inputs(rows, k), torch.randn(rows, n, device="cuda")
+    expected = run(x, weight, rows, kernel="gemv", residual=residual)
+    (segment,) = weight.segments
+    for build in rows_builds(segment.layout, current_device()):
+        for count in (1, build.tiles * 8 - 3, build.tiles * 8, 65):
+            out = torch.full((rows, n), float("nan"), device="cuda")
+            segment.kernels.multirow(
+                segment.packed, x, out, residual, count, one_row=False, build=build
+            )
+            assert same_bytes(out[:count], expected[:count]), f"{build}, {count} rows"
+            assert torch.isnan(out[count:]).all()
 
 
 def test_every_row_count_up_to_300() -> None:

@@ -8,6 +8,7 @@ pytest.importorskip("torch", reason="packing is done by torch")
 
 from slipstream.errors import LoadError
 from slipstream.kernels.cuda import compiler
+from slipstream.kernels.cuda.linear_builds import rows_builds
 from slipstream.kernels.cuda.linear_kernels import LinearKernels
 from slipstream.kernels.cuda.packing import layout_of
 from slipstream.models.weights import Tensor
@@ -39,8 +40,9 @@ PARTS = {
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 def test_linear_kernels_compile(part: Tensor, arch: str) -> None:
     device = compiler.Device(arch=arch, processors=48, shared_bytes=SHARED_BYTES[arch])
-    kernels = LinearKernels(layout_of(part), device, None)
-    builds = [kernels.rows_build(1), kernels.rows_build(2), kernels.embed_build()]
+    layout = layout_of(part)
+    kernels = LinearKernels(layout, device, None)
+    builds = [*map(kernels.rows_source, rows_builds(layout, device)), kernels.embed_build()]
     for source, names, macros in [*builds, kernels.tile_build(16), kernels.tile_build(128)]:
         cubin = compiler.compile_cubin(
             compiler.SOURCES / source, names=names, arch=arch, defines=dict(macros)

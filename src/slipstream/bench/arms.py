@@ -92,9 +92,12 @@ def parse_variants(config: EngineConfig, kernels: str, pads: str, tiles: str) ->
     for kernel, pad, tile in itertools.product(*axes):
         # The config checks the values, and makes numbers of texts.
         checked = EngineConfig(verify_kernel=kernel, verify_pad=pad, tile_m=tile)  # type: ignore[arg-type]
+        if pad.isdecimal():  # a tile that is a multiple of it is padded further anyway
+            redundant = kernel == "tile" and checked.tile_m % int(pad) == 0
+            pad = "off" if redundant else str(int(pad))
         variant = Variant(
             verify_kernel=kernel,
-            verify_pad=str(int(pad)) if pad.isdecimal() else pad,
+            verify_pad=pad,
             tile_m=checked.tile_m if kernel == "tile" else Variant.tile_m,
         )
         if variant not in variants:

@@ -21,6 +21,8 @@ from slipstream.bench.refuse import Misleading, misleading
 from slipstream.bench.run import Bench, Progress, Run
 from slipstream.bench.scripts import Scripts
 from slipstream.bench.summary import Row, Trials
+from slipstream.bench.synthetic import PREFIX as RANDOM
+from slipstream.bench.synthetic import Synthetic
 from slipstream.bench.workload import OVERALL, Workload
 from slipstream.config import EngineConfig
 from slipstream.drafters.ngram import NGramDrafter
@@ -100,22 +102,26 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
         MisleadingError: the numbers would mislead, and that is not allowed.
         ConfigError, LoadError: something asked for cannot be had.
     """
-    path = Path(resolve_model(plan.model))
+    random = _random_of(plan)
+    path = None if random else Path(resolve_model(plan.model))
     spec = ScriptedSpec.parse(plan.drafter) if plan.drafter.startswith(PREFIX) else None
     num_seqs = max(plan.config.max_num_seqs, *plan.limits.batches)
     config = dataclasses.replace(
         plan.config, max_num_seqs=num_seqs, prefix_cache="on", k="auto", drafter="auto"
     )
     began = time.perf_counter()
-    made = provenance(path)
+    made = provenance(path or plan.model)
     progress("loading", 0.0)
-    models = {
-        variant: Model.load(path, config, **dataclasses.asdict(variant))
-        for variant in plan.variants
-    }
+    models = {}
+    for variant in plan.variants:
+        settings = dataclasses.asdict(variant)
+        if random is not None:
+            models[variant] = random.model(config, **settings)
+        elif path is not None:
+            models[variant] = Model.load(path, config, **settings)
     model = next(iter(models.values()))
     progress("loading", 1.0)
-    warnings = misleading(plan.workload, model, plan.limits)
+    warnings = misleading(plan.workload, model, plan.limits, judge_text=random is None)
     if warnings and not plan.allow_misleading:
         raise MisleadingError(warnings)
     bandwidth, how = bandwidth_of(model.target.backend, BANDWIDTH_REPEATS)
@@ -129,7 +135,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     try:
         peers, failed = open_peers(
             plan.peers,
-            path,
+            path or Path(plan.model),
             python=plan.peer_python,
             progress=lambda text: progress(text, 0.0),
         )
@@ -159,6 +165,8 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     if num_seqs > plan.config.max_num_seqs:
         run.notes.append(f"max_num_seqs was raised to {num_seqs} for the widest batch")
     run.notes += _strays(run, peers)
+    if random is not None:
+        run.notes.append("random weights: costs are a trained model's, acceptance is scripted")
     if made["load_average"] >= BUSY:
         run.notes.append(
             f"the load average was {made['load_average']} at the start: the cores were in use"
@@ -191,6 +199,24 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     rows = trials.rows()
     run.notes += _mistimed(rows, times_s)
     return Result(setup=setup, run=run, trials=trials, rows=rows)
+
+
+def _random_of(plan: Plan) -> Synthetic | None:
+    """Return the random weights that are asked for, if any.
+
+    Raises:
+        ConfigError: there is no such shape, or something depends on what the model says.
+    """
+    if not plan.model.startswith(RANDOM):
+        return None
+    if not plan.drafter.startswith(PREFIX):
+        raise ConfigError(
+            f"random weights accept no real drafter's tokens, got --drafter {plan.drafter}",
+            hint=f"use {PREFIX}RATE, e.g. {PREFIX}0.56",
+        )
+    if plan.peers:
+        raise ConfigError(f"no other engine has the model {plan.model}, got --peers")
+    return Synthetic(plan.model)
 
 
 def _mistimed(rows: Sequence[Row], times_s: Mapping[str, Mapping[int, float]]) -> list[str]:

@@ -27,10 +27,12 @@ _PACKAGES = ("numpy", "torch", "tokenizers", "transformers", "llama-cpp-python",
 _PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 
 
-def provenance(model: Path) -> dict[str, Any]:
-    """Return machine, versions, commit and the model's hash as JSON values."""
-    with model.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+def provenance(model: Path | str) -> dict[str, Any]:
+    """Return machine, versions, commit and the model's hash as JSON values.
+
+    Args:
+        model: its file, or the name of one that has none.
+    """
     # Installed into somebody else's checkout it would be that one's commit.
     tracked = _git("ls-files", "--", Path(__file__).name, folder=Path(__file__).parent)
     return {
@@ -45,10 +47,16 @@ def provenance(model: Path) -> dict[str, Any]:
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "commit": (_git("rev-parse", "--short=12", "HEAD") if tracked else "") or None,
         "modified": bool(tracked and _git("status", "--porcelain", "--", ".")),
-        "model": model.name,
-        "model_bytes": model.stat().st_size,
-        "model_sha256": digest,
+        **_model(model),
     }
+
+
+def _model(model: Path | str) -> dict[str, Any]:
+    if isinstance(model, str):
+        return {"model": model, "model_bytes": None, "model_sha256": None}
+    with model.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"model": model.name, "model_bytes": model.stat().st_size, "model_sha256": digest}
 
 
 def _version(package: str) -> str | None:

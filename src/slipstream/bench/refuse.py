@@ -49,12 +49,18 @@ class Misleading:
     text: str
 
 
-def misleading(workload: Workload, model: Model, limits: Limits) -> list[Misleading]:
-    """Return everything that speaks against a workload, worst first."""
+def misleading(
+    workload: Workload, model: Model, limits: Limits, *, judge_text: bool = True
+) -> list[Misleading]:
+    """Return everything that speaks against a workload, worst first.
+
+    Args:
+        judge_text: the model knows text from random tokens.
+    """
     return [
         *_repeated(workload),
         *_self_repeating(workload),
-        *_random(workload, model),
+        *(_random(workload, model) if judge_text else ()),
         *_too_few(workload, limits),
     ]
 

@@ -34,7 +34,13 @@ def _option(flag: str, metavar: str, help: str) -> Any:
     *("k", "drafter", "profile", "prefix_cache", "verify_kernel", "verify_pad", "tile_m")
 )
 def bench(
-    model: Annotated[str, typer.Argument(help="Name of a pulled model, or path of a model file.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a pulled model, path of a model file, or random:8b or random:12b: random "
+            "weights of that size, for costs, with a scripted drafter."
+        ),
+    ],
     quick: Annotated[
         bool,
         typer.Option("--quick", help="A minute without peers: fewer prompts, arms and tokens."),

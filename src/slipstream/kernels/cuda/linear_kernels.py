@@ -12,14 +12,12 @@ from torch import Tensor as TorchTensor
 
 from slipstream.kernels.cuda import compiler
 from slipstream.kernels.cuda.compiler import SOURCES, Device, Kernel
-from slipstream.kernels.cuda.packing import CHUNK, TILE, Layout
+from slipstream.kernels.cuda.linear_builds import RowsBuild, choose_rows_build
+from slipstream.kernels.cuda.packing import CHUNK, MAX_CLUSTER, TILE, Layout
 
 TILE_ROWS = (16, 32, 64, 128)
-_MAX_STAGES = 3  # of the ring; measured: more delay the inputs by more than they hide
-_MOST_SUMS = 16  # tiles whose sums a block keeps until the cluster meets
 _FEWEST_TILE_STAGES = 3  # one multiplied, one prepared, one under way
 _MAX_TILE_STAGES = 4
-_SLOT_ROW = 20  # linear_rows.cu
 _OUTPUT_WARPS = 4  # linear_tile.cu
 _WARP_ROWS = 32  # linear_tile.cu
 _EMBED_THREADS = 256
@@ -38,8 +36,7 @@ class LinearKernels:
         self._layout = layout
         self._device = device
         self._cubins = cubins
-        self._blocks = layout.splits if device.has_clusters else 1  # that share a tile of outputs
-        self._rows: dict[int, tuple[Kernel, int]] = {}
+        self._rows: dict[RowsBuild, tuple[Kernel, int]] = {}
         self._tiles: dict[int, Kernel] = {}
 
     def multirow(
@@ -51,20 +48,23 @@ class LinearKernels:
         num_rows: int,
         *,
         one_row: bool,
+        build: RowsBuild | None = None,
     ) -> None:
         """Launch `multirow`, or `gemv` where each row is to read the weights anew."""
-        tiles = 1 if one_row or num_rows <= 8 else 2
-        rows_per_pass = 1 if one_row else tiles * 8
-        if tiles not in self._rows:
-            self._rows[tiles] = self._load_rows(tiles)
-        kernel, workers = self._rows[tiles]
-        layout = self._layout
-        step = workers * _MOST_SUMS * TILE if layout.splits > 1 else layout.n
+        layout, device = self._layout, self._device
+        build = build or choose_rows_build(layout, device, 1 if one_row else num_rows)
+        rows_per_pass = 1 if one_row else build.tiles * 8
+        if build not in self._rows:
+            self._rows[build] = self._load_rows(build)
+        kernel, workers = self._rows[build]
+        step = layout.n
+        if not build.adds_all(layout):
+            step = workers * build.most_sums(layout, device) * TILE
         for first in range(0, layout.n, step):
             n = min(step, layout.n - first)
             kernel.launch(
-                (min(workers, -(-n // TILE)) * self._blocks, -(-num_rows // rows_per_pass), 1),
-                (self._rows_threads, 1, 1),
+                (min(workers, -(-n // TILE)) * build.blocks, -(-num_rows // rows_per_pass), 1),
+                (build.threads(layout), 1, 1),
                 [
                     packed[first // TILE * layout.tile_bytes :],
                     x,
@@ -76,7 +76,7 @@ class LinearKernels:
                     num_rows,
                     rows_per_pass,
                 ],
-                cluster=self._blocks,
+                cluster=build.blocks,
                 overlap=self._device.has_clusters,
             )
 
@@ -98,10 +98,10 @@ class LinearKernels:
             self._tiles[tile_m] = module.kernel(f"tile<{tile_m}>", shared_bytes=shared)
         tiles = -(-self._layout.tiles // _OUTPUT_WARPS)
         self._tiles[tile_m].launch(
-            (tiles * self._blocks, -(-num_rows // tile_m), 1),
+            (tiles * self._tile_blocks, -(-num_rows // tile_m), 1),
             (_OUTPUT_WARPS * 32 * max(1, tile_m // _WARP_ROWS), 1, 1),
             self._arguments(packed, x, out, residual, num_rows),
-            cluster=self._blocks,
+            cluster=self._tile_blocks,
             overlap=self._device.has_clusters,
         )
 
@@ -117,51 +117,36 @@ class LinearKernels:
             overlap=self._device.has_clusters,
         )
 
-    def rows_build(self, tiles: int) -> Build:
-        """Return what `multirow` and `gemv` are compiled from, for `tiles` tiles of 8 rows."""
-        macros = self._macros(STAGES=self._stages(tiles))
-        return "linear_rows.cu", (f"multirow<{tiles}>",), macros
+    def rows_source(self, build: RowsBuild) -> Build:
+        """Return what `multirow` and `gemv` are compiled from."""
+        macros = self._macros(
+            BLOCKS=build.blocks,
+            SIDE=build.side,
+            STAGES=build.fitting_stages(self._layout, self._device),
+        )
+        return "linear_rows.cu", (f"multirow<{build.tiles}>",), macros
 
     def tile_build(self, tile_m: int) -> Build:
         """Return what `tile` is compiled from."""
-        macros = self._macros(TILE_STAGES=self._tile_stages(tile_m))
+        macros = self._macros(
+            BLOCKS=self._tile_blocks, SIDE=1, TILE_STAGES=self._tile_stages(tile_m)
+        )
         return "linear_tile.cu", (f"tile<{tile_m}>",), macros
 
     def embed_build(self) -> Build:
         """Return what `embed` is compiled from."""
-        return "linear_embed.cu", ("embed",), self._macros()
+        return "linear_embed.cu", ("embed",), self._macros(BLOCKS=1, SIDE=1)
 
-    def _load_rows(self, tiles: int) -> tuple[Kernel, int]:
-        """Return the kernel for `tiles` tiles of 8 rows, and how many workers share the outputs."""
-        module = self._compile(self.rows_build(tiles))
-        shared = self._rows_shared_bytes(tiles, self._stages(tiles))
-        kernel = module.kernel(f"multirow<{tiles}>", shared_bytes=shared)
-        workers = self._device.processors // self._blocks
-        if self._blocks > 1:  # a multiprocessor short of a whole cluster stays idle
-            workers = min(workers, kernel.max_clusters(self._rows_threads, self._blocks))
-        return kernel, min(workers, self._layout.tiles)
-
-    @property
-    def _rows_threads(self) -> int:
-        """Threads of a block: the slices' warps, one that copies and one that adds."""
-        return (self._layout.warps + 2) * 32
-
-    def _stages(self, tiles: int) -> int:
-        """Return the stages of the ring, as shared memory allows."""
-        for stages in range(_MAX_STAGES, 1, -1):
-            if self._rows_shared_bytes(tiles, stages) <= self._device.shared_bytes:
-                return stages
-        return 1
-
-    def _rows_shared_bytes(self, tiles: int, stages: int) -> int:
-        layout = self._layout
-        ring = stages * (layout.warps * layout.piece_bytes + 16) + 32  # and their barriers
-        slots = 2 * layout.warps * tiles * 8 * _SLOT_ROW * 4
-        input_sums = layout.warps * layout.chunks * self._groups * tiles * 8 * 4
-        if layout.splits == 1:
-            return ring + slots + input_sums
-        own_splits = layout.splits // self._blocks
-        return ring + slots + input_sums + own_splits * _MOST_SUMS * tiles * 8 * TILE * 4
+    def _load_rows(self, build: RowsBuild) -> tuple[Kernel, int]:
+        """Return a build's kernel, and how many workers share the outputs."""
+        layout, device = self._layout, self._device
+        module = self._compile(self.rows_source(build))
+        shared = build.shared_bytes(layout, device, build.fitting_stages(layout, device))
+        kernel = module.kernel(f"multirow<{build.tiles}>", shared_bytes=shared)
+        workers = device.processors // build.blocks
+        if build.blocks > 1:  # a multiprocessor short of a whole cluster stays idle
+            workers = min(workers, kernel.max_clusters(build.threads(layout), build.blocks))
+        return kernel, min(workers, layout.tiles)
 
     def _tile_stages(self, tile_m: int) -> int:
         for stages in range(_MAX_TILE_STAGES, _FEWEST_TILE_STAGES, -1):
@@ -173,8 +158,17 @@ class LinearKernels:
         layout = self._layout
         stage = _OUTPUT_WARPS * (layout.code_bytes + layout.scale_bytes) + tile_m * CHUNK * 2
         input_sums = 2 * self._groups * tile_m * 4
-        block_sums = tile_m * _OUTPUT_WARPS * TILE * 4 if layout.splits > 1 else 0
+        spans = layout.splits // self._tile_blocks if self._tile_blocks > 1 else 0
+        block_sums = spans * tile_m * _OUTPUT_WARPS * TILE * 4
         return stages * stage + input_sums + block_sums
+
+    @property
+    def _tile_blocks(self) -> int:
+        """Blocks of a cluster of `tile`; a pair of spans is no reason for one."""
+        splits = self._layout.splits
+        if not self._device.has_clusters or splits <= 2:
+            return 1
+        return max(size for size in range(1, MAX_CLUSTER + 1) if splits % size == 0)
 
     @property
     def _groups(self) -> int:

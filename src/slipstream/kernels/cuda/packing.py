@@ -1,9 +1,9 @@
 """The layout of a packed matrix on the GPU: which kernel reads it, and where each element lies.
 
 The linear kernels multiply with mma.m16n8k16, weights as the A operand. A *tile* is 16 outputs, a
-*chunk* 64 columns, four mma steps. K is cut into `splits` spans, one for each block of a cluster,
-a span into `warps` slices, one for each warp, a slice into `chunks` chunks. The slices' sums are
-added in order, then the spans': this cut depends on K alone, so every kernel adds alike.
+*chunk* 64 columns, four mma steps. K is cut into `splits` spans, a span into `warps` slices, one
+for each warp, a slice into `chunks` chunks. The slices' sums are added in order, then the spans':
+this cut depends on K alone, so every kernel adds alike, however it shares out the spans.
 
 Within a chunk the order is that of use: for a lane its codes of all four steps lie together (16
 bytes at 4 bits), lanes follow each other, and the groups' scales and biases come last. The same
@@ -34,11 +34,12 @@ TILE = 16
 CHUNK = 64
 GROUPS = (16, 32, 64, 128)
 DENSE_KINDS = {"bf16": 16, "f16": 17, "f32": 32}
-_MAX_WARPS = 16  # slices of a block
+MAX_WARPS = 16  # slices that a block works on side by side
 _MAX_CHUNKS = 8  # of a slice: its inputs for 16 rows take 128 registers
-_SPAN_CHUNKS = 64  # of a block: its inputs for 16 rows take half of a multiprocessor's registers
+_SPAN_CHUNKS = 32  # of a span: its inputs for 32 rows take half of a multiprocessor's registers
 _GOOD_WARPS = 12  # measured: fewer hide less latency, more have more sums to add
-_SPLITS = (1, 2, 4, 8)  # 8 is the largest portable cluster
+_SPLITS = (1, 2, 4, 6, 8, 16)
+MAX_CLUSTER = 8  # the largest portable cluster
 _BATCH_ROWS = 8192  # outputs packed at a time, so that packing needs little memory
 
 
@@ -132,24 +133,27 @@ class Layout:
 def cut_columns(k: int) -> tuple[int, int, int]:
     """Return (splits, warps, chunks) for K columns: the least padding, then about 12 warps.
 
+    A block can work on two spans side by side, so one of several spans has half the warps.
+
     Raises:
         LoadError: more columns than eight blocks of a cluster hold.
     """
     needed = -(-k // CHUNK)
     cuts = []
     for splits in _SPLITS:
+        side = min(splits, 2)
         for chunks in range(1, _MAX_CHUNKS + 1):
             warps = -(-needed // (splits * chunks))
-            if warps <= _MAX_WARPS and warps * chunks <= _SPAN_CHUNKS:
-                cuts.append(
-                    (splits * warps * chunks, abs(warps - _GOOD_WARPS), splits, warps, chunks)
-                )
+            if side * warps <= MAX_WARPS and warps * chunks <= _SPAN_CHUNKS:
+                off = abs(side * warps - _GOOD_WARPS)
+                cuts.append((splits * warps * chunks, off, splits, warps, chunks))
     if not cuts:
         most = CHUNK * _SPLITS[-1] * _SPAN_CHUNKS
         raise LoadError(f"a matrix may have up to {most} columns on cuda, got {k}")
     fewest = min(cut[2] for cut in cuts)
-    _, _, splits, warps, chunks = min(cut for cut in cuts if cut[2] == fewest)
-    return splits, warps, chunks
+    # Of two as good, more warps: then fewer inputs fill a warp's registers.
+    best = min((cut for cut in cuts if cut[2] == fewest), key=lambda cut: (*cut[:3], -cut[3]))
+    return best[2:]
 
 
 def layout_of(part: Tensor, n: int | None = None) -> Layout:

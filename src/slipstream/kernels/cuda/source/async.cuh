@@ -67,6 +67,14 @@ __device__ __forceinline__ void wait_barrier(const u64* barrier, u32 parity) {
       : "memory");
 }
 
+// Order reads of shared memory that this thread knows of before copies that overwrite it. Waiting on a
+// barrier is not enough: copies go another way, and from L2 they were seen to overtake reads.
+__device__ __forceinline__ void order_before_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 // Make barriers known to the copy engine and the rest of the cluster; a block barrier must follow.
 __device__ __forceinline__ void publish_barriers() {
 #if __CUDA_ARCH__ >= 900

@@ -1,8 +1,9 @@
 // How a packed matrix lies in memory; `packing.py` writes it and explains it.
 //
 // Macros: KIND (4 and 8 bit codes, 16 bfloat16, 17 float16, 32 float32), GROUP, ZERO, HAS_BIAS (of
-// codes), CHUNKS (of 64 columns in a warp's slice), WARPS (slices in a block), SPLITS (blocks along
-// K), PIECE_CHUNKS (chunks that travel together).
+// codes), CHUNKS (of 64 columns in a warp's slice), WARPS (slices in a span), SPLITS (spans along K),
+// PIECE_CHUNKS (chunks that travel together). How a kernel shares the spans out: BLOCKS (of a cluster),
+// SIDE (spans that a block works on side by side).
 #pragma once
 
 #include "types.cuh"
@@ -19,8 +20,8 @@ constexpr int GROUP_SCALE_BYTES = QUANTIZED ? TILE * 2 * (1 + HAS_BIAS) : 0;
 constexpr int CHUNK_SCALE_BYTES = GROUPS * GROUP_SCALE_BYTES;
 constexpr int PIECES = CHUNKS / PIECE_CHUNKS;
 constexpr int PIECE_BYTES = PIECE_CHUNKS * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
-constexpr int LAYER_BYTES = WARPS * PIECE_BYTES;  // one piece of every slice
-constexpr int SPAN_BYTES = PIECES * LAYER_BYTES;   // a block's part of a tile
+constexpr int LAYER_BYTES = WARPS * PIECE_BYTES;  // one piece of every slice of a span
+constexpr int SPAN_BYTES = PIECES * LAYER_BYTES;
 constexpr int RUN = GROUP == 16 ? 16 : 32;  // columns of which each of four lanes holds a quarter
 static_assert(CHUNKS % PIECE_CHUNKS == 0, "a slice holds whole pieces");
 
@@ -28,10 +29,7 @@ static_assert(CHUNKS % PIECE_CHUNKS == 0, "a slice holds whole pieces");
 // summed: (bias - ZERO * scale) times the group's sum of inputs.
 constexpr bool HAS_OFFSET = QUANTIZED && (HAS_BIAS || ZERO != 0);
 
-// Blocks of a cluster share out the splits; without clusters one block takes them in turn.
-#if __CUDA_ARCH__ >= 900
-constexpr bool CLUSTERED = SPLITS > 1;
-#else
-constexpr bool CLUSTERED = false;
-#endif
-constexpr int OWN_SPLITS = CLUSTERED ? 1 : SPLITS;
+// Blocks of a cluster share out the spans; a block takes its own in turn, SIDE at a time.
+constexpr bool CLUSTERED = BLOCKS > 1;
+constexpr int OWN_TURNS = SPLITS / (BLOCKS * SIDE);
+static_assert(OWN_TURNS * BLOCKS * SIDE == SPLITS, "blocks have equal parts of K");

@@ -1,18 +1,22 @@
-// y = x W^T for few rows: `multirow` reads the weights once for 8 or 16 rows, `gemv` once per row.
+// y = x W^T for few rows: `multirow` reads the weights once for up to 32 rows, `gemv` once per row.
 //
 // A block stays on its multiprocessor and walks output tiles of 16. One warp copies: a ring of stages,
-// each a piece of every slice of a tile, filled as fast as it is emptied. TEAMS of WARPS warps
-// multiply, teams taking turns at tiles: warp w owns slice w of K and keeps that slice of the inputs
-// in registers. One warp adds the slices' sums, from the first to the last, and writes the outputs.
-// Blocks of a cluster own consecutive spans of K and add their sums in the same order. Weights depend
-// on no kernel, so the ring fills before the previous kernel has finished.
+// each a piece of every slice of a tile, filled as fast as it is emptied. SIDE times WARPS warps
+// multiply: each owns a slice of K and keeps that slice of the inputs in registers. One warp adds the
+// slices' sums, from the first to the last, and writes the outputs. What a block does not hold of K
+// is left to the other blocks of its cluster, or to a later turn over the same tiles; then the spans'
+// sums stay in shared memory until all are there, and are added in the same order.
 //
 // Each y of the grid serves `rows_per_pass` rows: 1 for gemv, 8 * tiles for multirow.
 
 #include "async.cuh"
 #include "linear_inner.cuh"
 
-constexpr int THREADS = (WARPS + 2) * 32;
+constexpr int SLICES = SIDE * WARPS;  // of a block at a time
+constexpr int THREADS = (SLICES + 2) * 32;
+constexpr int STAGE_BYTES = SIDE * LAYER_BYTES;
+constexpr int STAGE_COPIES = PIECES == 1 ? 1 : SIDE;  // spans of a tile lie one behind the other
+constexpr bool ADDS_ALL = SIDE == SPLITS;  // the slices of a block are all that there are
 constexpr int SETS = 2;  // of slots, so that warps may run a tile ahead of the sum
 constexpr int SLOT_ROW = 20;  // floats between rows of a slice's sums; 16 would collide in banks
 
@@ -91,37 +95,36 @@ struct Block {
   static constexpr int slot = tiles * 8 * SLOT_ROW;  // floats of a slice's sums
   static constexpr int sums_size = HAS_OFFSET ? CHUNKS * GROUPS * tiles * 8 : 0;
 
-  char* ring;           // (STAGES, LAYER_BYTES)
+  char* ring;           // (STAGES, STAGE_BYTES)
   u64 *full, *empty;    // STAGES each
   u64 *written, *read;  // SETS each: slots hold all slices' sums; they have been added
-  float* slots;         // (SETS, WARPS, slot)
-  float* input_sums;    // (WARPS, sums_size)
-  float* block_sums;    // (OWN_SPLITS, own tiles, rows, TILE), where SPLITS > 1
+  float* slots;         // (SETS, SLICES, slot)
+  float* input_sums;    // (SLICES, sums_size)
+  float* block_sums;    // (OWN_TURNS, own tiles, SIDE, rows, TILE), unless ADDS_ALL
 
   int rank, worker, workers, num_tiles, own_tiles, rows;
 
   __device__ __forceinline__ Block(char* shared, int n, int rows) : rows(rows) {
     ring = shared;
-    full = reinterpret_cast<u64*>(shared + STAGES * LAYER_BYTES);
+    full = reinterpret_cast<u64*>(shared + STAGES * STAGE_BYTES);
     empty = full + STAGES;
     written = empty + STAGES;
     read = written + SETS;
     slots = reinterpret_cast<float*>(read + SETS);
-    input_sums = slots + SETS * WARPS * slot;
-    block_sums = input_sums + WARPS * sums_size;
-    const int blocks = CLUSTERED ? SPLITS : 1;  // that share a tile
-    rank = blockIdx.x % blocks, worker = blockIdx.x / blocks, workers = gridDim.x / blocks;
+    input_sums = slots + SETS * SLICES * slot;
+    block_sums = input_sums + SLICES * sums_size;
+    rank = blockIdx.x % BLOCKS, worker = blockIdx.x / BLOCKS, workers = gridDim.x / BLOCKS;
     num_tiles = (n + TILE - 1) / TILE;
     own_tiles = (num_tiles - worker + workers - 1) / workers;
   }
 
-  // Tiles in the order of work: all of a split, then all of the next.
-  __device__ __forceinline__ int turns() const { return own_tiles * OWN_SPLITS; }
+  // Tiles in the order of work: all for the first SIDE spans, then all for the next.
+  __device__ __forceinline__ int turns() const { return own_tiles * OWN_TURNS; }
   __device__ __forceinline__ int split(int turn) const {
-    return OWN_SPLITS == 1 ? rank : rank + turn / own_tiles;
+    return (rank * OWN_TURNS + (OWN_TURNS == 1 ? 0 : turn / own_tiles)) * SIDE;
   }
   __device__ __forceinline__ int tile(int turn) const {
-    return worker + (OWN_SPLITS == 1 ? turn : turn % own_tiles) * workers;
+    return worker + (OWN_TURNS == 1 ? turn : turn % own_tiles) * workers;
   }
 };
 
@@ -150,8 +153,12 @@ __device__ __forceinline__ void copy_weights(const Block<tiles>& block, const ch
         weight + (size_t(block.tile(turn)) * SPLITS + block.split(turn)) * SPAN_BYTES;
     for (int piece = 0; piece < PIECES; ++piece) {
       wait_barrier(block.empty + stage.at, stage.parity ^ 1);
-      copier.copy(block.ring + stage.at * LAYER_BYTES, from + piece * LAYER_BYTES, LAYER_BYTES,
-                  block.full + stage.at);
+      order_before_copies();
+      char* to = block.ring + stage.at * STAGE_BYTES;
+#pragma unroll
+      for (int side = 0; side < STAGE_COPIES; ++side)
+        copier.copy(to + side * LAYER_BYTES, from + side * SPAN_BYTES + piece * LAYER_BYTES,
+                    STAGE_BYTES / STAGE_COPIES, block.full + stage.at);
       stage.advance();
     }
   }
@@ -165,9 +172,10 @@ __device__ __forceinline__ void multiply_slices(const Block<tiles>& block, const
   float* slot = block.slots + warp * block.slot + 2 * (lane & 3) * SLOT_ROW + (lane >> 2);
   Place<STAGES> stage;
   Place<SETS> set;
-  for (int own_split = 0; own_split < OWN_SPLITS; ++own_split) {
+  for (int own_turn = 0; own_turn < OWN_TURNS; ++own_turn) {
     Inputs<tiles> inputs;
-    inputs.read(x, ((block.rank + own_split) * WARPS + warp) * CHUNKS * CHUNK, k, block.rows, lane);
+    inputs.read(x, ((block.rank * OWN_TURNS + own_turn) * SLICES + warp) * CHUNKS * CHUNK, k,
+                block.rows, lane);
     if constexpr (HAS_OFFSET) {
       __syncwarp();
 #pragma unroll
@@ -184,7 +192,7 @@ __device__ __forceinline__ void multiply_slices(const Block<tiles>& block, const
 #pragma unroll
       for (int piece = 0; piece < PIECES; ++piece) {
         wait_barrier(block.full + stage.at, stage.parity);
-        const char* codes = block.ring + stage.at * LAYER_BYTES + warp * PIECE_BYTES;
+        const char* codes = block.ring + stage.at * STAGE_BYTES + warp * PIECE_BYTES;
         const char* scales = codes + PIECE_CHUNKS * CHUNK_CODE_BYTES;
 #pragma unroll
         for (int i = 0; i < PIECE_CHUNKS; ++i) {
@@ -200,7 +208,7 @@ __device__ __forceinline__ void multiply_slices(const Block<tiles>& block, const
       finish_slice(sum);
 
       wait_barrier(block.read + set.at, set.parity ^ 1);
-      float* to = slot + set.at * WARPS * block.slot;
+      float* to = slot + set.at * SLICES * block.slot;
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile)
 #pragma unroll
@@ -210,6 +218,18 @@ __device__ __forceinline__ void multiply_slices(const Block<tiles>& block, const
       if (lane == 0) arrive(block.written + set.at);
       set.advance();
     }
+  }
+}
+
+// Add four outputs' sums of one row and the slices of one span, from the first to the last.
+__device__ __forceinline__ void add_span(const float* from, int slot, float (&total)[4]) {
+#pragma unroll
+  for (int slice = 0; slice < WARPS; ++slice) {
+    const float4 sums = *reinterpret_cast<const float4*>(from + slice * slot);
+    total[0] = slice == 0 ? sums.x : total[0] + sums.x;
+    total[1] = slice == 0 ? sums.y : total[1] + sums.y;
+    total[2] = slice == 0 ? sums.z : total[2] + sums.z;
+    total[3] = slice == 0 ? sums.w : total[3] + sums.w;
   }
 }
 
@@ -226,7 +246,7 @@ __device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out
     const int set = turn % SETS, output = block.tile(turn) * TILE + first;
     const bool whole = vectors && output + 4 <= n;
     float before[tiles][4] = {};
-    if (SPLITS == 1 && residual != nullptr) {
+    if (ADDS_ALL && residual != nullptr) {
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
         const int row = tile * 8 + lane / 4;
@@ -235,19 +255,22 @@ __device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out
       }
     }
     wait_barrier(block.written + set, turn / SETS & 1);
-    float total[tiles][4];
+    float total[tiles][ADDS_ALL ? 1 : SIDE][4];
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
       const int row = tile * 8 + lane / 4;
       if (row >= block.rows) continue;
-      const float* from = block.slots + set * WARPS * block.slot + row * SLOT_ROW + first;
+      const float* from = block.slots + set * SLICES * block.slot + row * SLOT_ROW + first;
+      add_span(from, block.slot, total[tile][0]);
 #pragma unroll
-      for (int slice = 0; slice < WARPS; ++slice) {
-        const float4 sums = *reinterpret_cast<const float4*>(from + slice * block.slot);
-        total[tile][0] = slice == 0 ? sums.x : total[tile][0] + sums.x;
-        total[tile][1] = slice == 0 ? sums.y : total[tile][1] + sums.y;
-        total[tile][2] = slice == 0 ? sums.z : total[tile][2] + sums.z;
-        total[tile][3] = slice == 0 ? sums.w : total[tile][3] + sums.w;
+      for (int side = 1; side < SIDE; ++side) {
+        float span[4];
+        add_span(from + side * WARPS * block.slot, block.slot, span);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (ADDS_ALL) total[tile][0][i] += span[i];
+          else total[tile][side][i] = span[i];
+        }
       }
     }
     __syncwarp();
@@ -256,15 +279,41 @@ __device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out
     for (int tile = 0; tile < tiles; ++tile) {
       const int row = tile * 8 + lane / 4;
       if (row >= block.rows) continue;
-      if constexpr (SPLITS > 1) {
-        store_4(block.block_sums + (turn * block.rows + row) * TILE + first, total[tile], 4, true);
-      } else {
+      if constexpr (ADDS_ALL) {
         if (residual != nullptr)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) total[tile][i] += before[tile][i];
-        store_4(out + size_t(row) * out_stride + output, total[tile], n - output, whole);
+          for (int i = 0; i < 4; ++i) total[tile][0][i] += before[tile][i];
+        store_4(out + size_t(row) * out_stride + output, total[tile][0], n - output, whole);
+      } else {
+#pragma unroll
+        for (int side = 0; side < SIDE; ++side)
+          store_4(block.block_sums + ((turn * SIDE + side) * block.rows + row) * TILE + first,
+                  total[tile][side], 4, true);
       }
     }
+  }
+}
+
+// Add the spans' sums of every tile, each block of the cluster a share of the outputs.
+template <int tiles>
+__device__ __forceinline__ void add_spans(const Block<tiles>& block, float* out,
+                                          const float* residual, int n, int out_stride) {
+  const int tile_size = block.rows * TILE, size = block.own_tiles * tile_size;
+  for (int at = threadIdx.x + block.rank * THREADS; at < size; at += THREADS * BLOCKS) {
+    const int turn = at / tile_size, within = at % tile_size;
+    const int output = block.tile(turn) * TILE + within % TILE;
+    if (output >= n) continue;
+    float total = 0;
+#pragma unroll
+    for (int split = 0; split < SPLITS; ++split) {
+      const int own_turn = split / SIDE % OWN_TURNS;
+      const float* sums = block.block_sums + within +
+                          ((own_turn * block.own_tiles + turn) * SIDE + split % SIDE) * tile_size;
+      const float sum = CLUSTERED ? read_cluster(sums, split / (SIDE * OWN_TURNS)) : *sums;
+      total = split == 0 ? sum : total + sum;
+    }
+    const size_t to = size_t(within / TILE) * out_stride + output;
+    out[to] = residual != nullptr ? total + residual[to] : total;
   }
 }
 
@@ -284,11 +333,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // known to be the same in all lanes
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
-      init_barrier(block.full + stage, COPY_ARRIVALS);
-      init_barrier(block.empty + stage, WARPS);
+      init_barrier(block.full + stage, COPY_ARRIVALS * STAGE_COPIES);
+      init_barrier(block.empty + stage, SLICES);
     }
     for (int set = 0; set < SETS; ++set) {
-      init_barrier(block.written + set, WARPS);
+      init_barrier(block.written + set, SLICES);
       init_barrier(block.read + set, 1);
     }
     publish_barriers();
@@ -296,31 +345,19 @@ __global__ void __launch_bounds__(THREADS, 1)
   __syncthreads();
   allow_next_kernel();
 
-  if (warp == WARPS) {
+  if (warp == SLICES) {
     copy_weights(block, weight, lane);
     wait_for_previous_kernel();
   } else {
     wait_for_previous_kernel();
-    if (warp < WARPS) multiply_slices(block, x, k, warp, lane);
+    if (warp < SLICES) multiply_slices(block, x, k, warp, lane);
     else add_slices(block, out, residual, n, out_stride, lane);
   }
 
-  if constexpr (SPLITS > 1) {
+  if constexpr (!ADDS_ALL) {
     __syncthreads();
     if constexpr (CLUSTERED) meet_cluster();
-    const int blocks = CLUSTERED ? SPLITS : 1;
-    const int size = block.own_tiles * rows * TILE;
-    for (int at = threadIdx.x + block.rank * THREADS; at < size; at += THREADS * blocks) {
-      const int row = at / TILE % rows;
-      const int output = block.tile(at / (rows * TILE)) * TILE + at % TILE;
-      if (output >= n) continue;
-      const float* sums = block.block_sums + at;
-      float total = CLUSTERED ? read_cluster(sums, 0) : sums[0];
-      for (int split = 1; split < SPLITS; ++split)
-        total += CLUSTERED ? read_cluster(sums, split) : sums[split * size];
-      const size_t to = size_t(row) * out_stride + output;
-      out[to] = residual != nullptr ? total + residual[to] : total;
-    }
+    add_spans(block, out, residual, n, out_stride);
     if constexpr (CLUSTERED) meet_cluster();  // others may still read this block's sums
   }
 }

@@ -4,7 +4,7 @@
 // the coming chunks are copied to shared memory while this one is multiplied. Each warp multiplies 16
 // outputs by up to 32 rows and keeps the sum of the slice at hand and of the slices before it, so
 // that it adds what `multirow` adds, in the same order. Blocks of a cluster own consecutive spans of
-// K.
+// K. SIDE is 1.
 
 #include "async.cuh"
 #include "linear_inner.cuh"
@@ -82,17 +82,18 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
   constexpr int input_bytes = all_rows * CHUNK * 2;
   constexpr int stage_bytes = CODE_BYTES + input_bytes;
   constexpr int sums_size = HAS_OFFSET ? GROUPS * all_rows : 0;  // (warp's rows, GROUPS, tiles, 8)
-  constexpr int total_chunks = OWN_SPLITS * WARPS * CHUNKS;
+  // Sums of (all_rows, OUTPUTS) of each span that the cluster adds.
+  constexpr int block_sums_size = all_rows * OUTPUTS;
+  constexpr int total_chunks = OWN_TURNS * WARPS * CHUNKS;
 
   extern __shared__ __align__(128) char shared[];
   float* input_sums = reinterpret_cast<float*>(shared + TILE_STAGES * stage_bytes);  // two chunks'
-  float* block_sums = input_sums + 2 * sums_size;  // (all_rows, OUTPUTS), where SPLITS > 1
+  float* block_sums = input_sums + 2 * sums_size;  // where CLUSTERED, see block_sums_size
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int output_warp = warp % OUTPUT_WARPS, row_warp = warp / OUTPUT_WARPS;
-  const int blocks = CLUSTERED ? SPLITS : 1;
-  const int rank = blockIdx.x % blocks;
-  const int first_tile = blockIdx.x / blocks * OUTPUT_WARPS;
+  const int rank = blockIdx.x % BLOCKS;
+  const int first_tile = blockIdx.x / BLOCKS * OUTPUT_WARPS;
   const int num_tiles = (n + TILE - 1) / TILE;
   const int first_row = blockIdx.y * all_rows;
   const int rows = min(all_rows, num_rows - first_row);
@@ -103,13 +104,13 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
   // Each thread copies one vector of the inputs of a few rows, each warp the codes of its outputs.
   constexpr int parts = CHUNK / 8, rows_at_once = threads / parts;
   const int part = threadIdx.x % parts, part_row = threadIdx.x / parts;
-  int column = rank * WARPS * CHUNKS * CHUNK;
+  int column = rank * total_chunks * CHUNK;
   const u16* inputs_from = x + size_t(part_row) * k + column + part * 8;
   char* inputs_to = shared + CODE_BYTES +
                     ((part / (RUN / 8) * all_rows + part_row) * (RUN / 8) + part % (RUN / 8)) * 16;
   const bool copies_codes = row_warp == 0 && first_tile + output_warp < num_tiles;
   const char* piece_from =
-      weight + (size_t(first_tile + output_warp) * SPLITS + rank) * SPAN_BYTES;
+      weight + (size_t(first_tile + output_warp) * SPLITS + rank * OWN_TURNS) * SPAN_BYTES;
   char* codes_to = shared + output_warp * (CHUNK_CODE_BYTES + CHUNK_SCALE_BYTES);
   int within = 0, piece = 0, piece_slice = 0, filling = 0, num_copied = 0;
   auto copy_chunk = [&] {
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
   __syncthreads();
   prepare_inputs(0, 0);
 
-  float sum[tiles][4] = {}, total[tiles][4] = {};
+  float sum[tiles][4] = {}, total[tiles][4] = {}, spans[tiles][4] = {};
   int stage = 0, chunk = 0, slice = 0;
   for (int index = 0; index < total_chunks; ++index) {
     wait_copies<TILE_STAGES - 3>();
@@ -197,10 +198,13 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
         for (int i = 0; i < 4; ++i) {
           total[t][i] = first ? sum[t][i] : total[t][i] + sum[t][i];
           sum[t][i] = 0.0f;
-          if constexpr (SPLITS > 1) {
+          if constexpr (CLUSTERED) {
             const int row = (row_warp * tiles + t) * 8 + 2 * (lane & 3) + (i & 1);
-            float* to = block_sums + row * OUTPUTS + output_warp * TILE + (lane >> 2) + 8 * (i >> 1);
-            if (last) *to = slice < WARPS ? total[t][i] : *to + total[t][i];
+            float* to = block_sums + slice / WARPS * block_sums_size + row * OUTPUTS +
+                        output_warp * TILE + (lane >> 2) + 8 * (i >> 1);
+            if (last) *to = total[t][i];
+          } else if constexpr (SPLITS > 1) {
+            if (last) spans[t][i] = slice < WARPS ? total[t][i] : spans[t][i] + total[t][i];
           }
         }
       chunk = 0;
@@ -209,19 +213,20 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
     stage = next_stage;
   }
 
-  if constexpr (SPLITS > 1) {
-    if constexpr (CLUSTERED) meet_cluster();
-    else __syncthreads();
-    for (int at = threadIdx.x + rank * threads; at < rows * OUTPUTS; at += threads * blocks) {
+  if constexpr (CLUSTERED) {
+    meet_cluster();
+    for (int at = threadIdx.x + rank * threads; at < rows * OUTPUTS; at += threads * BLOCKS) {
       const int output = first_tile * TILE + at % OUTPUTS;
       if (output >= n) continue;
-      float sums = CLUSTERED ? read_cluster(block_sums + at, 0) : block_sums[at];
-      if constexpr (CLUSTERED)
-        for (int split = 1; split < SPLITS; ++split) sums += read_cluster(block_sums + at, split);
+      float sums = read_cluster(block_sums + at, 0);
+#pragma unroll
+      for (int split = 1; split < SPLITS; ++split)
+        sums += read_cluster(block_sums + split % OWN_TURNS * block_sums_size + at,
+                             split / OWN_TURNS);
       const size_t to = size_t(at / OUTPUTS) * out_stride + output;
       out[to] = residual != nullptr ? sums + residual[to] : sums;
     }
-    if constexpr (CLUSTERED) meet_cluster();
+    meet_cluster();
   } else {
 #pragma unroll
     for (int t = 0; t < tiles; ++t)
@@ -231,7 +236,8 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
         const int output = (first_tile + output_warp) * TILE + (lane >> 2) + 8 * (i >> 1);
         if (row >= rows || output >= n) continue;
         const size_t to = size_t(row) * out_stride + output;
-        out[to] = residual != nullptr ? total[t][i] + residual[to] : total[t][i];
+        const float sums = SPLITS > 1 ? spans[t][i] : total[t][i];
+        out[to] = residual != nullptr ? sums + residual[to] : sums;
       }
   }
 }
