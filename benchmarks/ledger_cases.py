@@ -83,9 +83,11 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
             batch = rng.randint(1, 6)
         if style == "mixed" and rng.random() < 0.05:
             fixed = [rng.choice((None, 0, rng.randint(1, 15))) for _ in range(6)]
-        peeks = free and policy.awake
-        decides = policy.awake or any(fixed[:batch])
+        peeks = free and policy.may_peek
+        decides = policy.may_decide or any(fixed[:batch])
         offered = 15 if peeks and rng.random() < 0.1 else 0
+        if not policy.may_decide and not any(fixed[:batch]):
+            offered = 0
         views = [
             RoundView(
                 remaining=1000,
@@ -156,7 +158,7 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
             numbers,
             kv * batch,
             peek_s=lookup_s,
-            spent_s=lookup_s + choose_s,
+            choose_s=choose_s,
             round_s=round_s,
         ):
             continue

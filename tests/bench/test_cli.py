@@ -98,7 +98,8 @@ def test_axes_give_every_combination_with_equal_outputs(
     variants = {arm["variant"] for arm in value["arms"]}
     assert variants == {
         *("auto, pad off", "auto, pad 8"),
-        *("tile 4, pad off", "tile 4, pad 8", "tile 8, pad off", "tile 8, pad 8"),
+        *("tile 4, pad off", "tile 4, pad 8"),
+        "tile 8, pad off",  # eight rows a tile are padded to eight in any case
     }
     assert value["mismatches"] == 0
 

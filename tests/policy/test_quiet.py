@@ -25,7 +25,7 @@ def passes(
     """Tell whether a classic step may pass by."""
     spent_s = peek_s + thinking_s
     return policy.pass_by(
-        list(requests), kv_tokens, peek_s=peek_s, spent_s=spent_s, round_s=STEP_S + spent_s
+        list(requests), kv_tokens, peek_s=peek_s, observe_s=thinking_s, round_s=STEP_S + spent_s
     )
 
 

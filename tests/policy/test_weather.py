@@ -28,7 +28,7 @@ def speedup(seed: int, weather: Weather, chance: float, tokens: int = 3000) -> t
     taken_s, emitted = 0.0, 0
     while emitted < tokens:
         policy.settle()
-        offered = rng.choice((0, 4, 8)) if policy.awake else 0
+        offered = rng.choice((0, 4, 8)) if policy.may_peek else 0
         view = RoundView(
             remaining=1000, context_len=CONTEXT, proposed=offered, ceiling=15, request=1
         )

@@ -36,11 +36,11 @@ def peek(
     """Ask drafters that cost nothing, before the policy decides."""
     if policy is None:
         return
-    awake = policy.awake
+    may_peek = policy.may_peek
     for part in batch:
         request, ceiling = part.request, part.ceiling
         drafter = request.free_drafter
-        if drafter is not None and ceiling and (awake or request.fixed_k):
+        if drafter is not None and ceiling and (may_peek or request.fixed_k):
             most = min(ceiling, drafter.max_k)
             part.proposed, part.peek_s = drafting.ask(
                 request, drafter, most, clock, vocab_size=vocab_size
@@ -59,7 +59,9 @@ def choose(
     """
     if policy is None or not any([part.may_draft for part in batch]):  # noqa: C419 - in every step
         return 0.0
-    if not policy.awake and not any([part.fixed_width for part in batch]):  # noqa: C419
+    if not policy.may_decide and not any([part.fixed_width for part in batch]):  # noqa: C419
+        for part in batch:
+            part.proposed = []  # to follow it would take as long as to decide
         return 0.0
     began = clock()
     policy.settle()
@@ -242,8 +244,14 @@ def _passes_by(
         numbers.append(request.number)
         kv_tokens += part.context_len
         peek_s += part.peek_s
-    spent_s = peek_s + spent.choose_s + spent.observe_s
-    return policy.pass_by(numbers, kv_tokens, peek_s=peek_s, spent_s=spent_s, round_s=round_s)
+    return policy.pass_by(
+        numbers,
+        kv_tokens,
+        peek_s=peek_s,
+        choose_s=spent.choose_s,
+        observe_s=spent.observe_s,
+        round_s=round_s,
+    )
 
 
 def _picked(part: Round) -> tuple[int, list[int]]:

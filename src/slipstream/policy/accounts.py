@@ -16,9 +16,12 @@ from slipstream.policy.quiet import Quiet
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
 
-# Where looking for drafts takes more than the leak gives, it is done less often while more than
-# this share of the budget is owed, so that a round can still start.
+# Where lookups, or choices that come to nothing, take more than the leak gives, they are made less
+# often while more than this share of the budget is owed, so that a round can still start.
 REST_SHARE = 0.5
+# What lookups may take of the leak then, and what such decisions may.
+PEEK_SHARE = 0.5
+DECIDE_SHARE = 0.25
 
 
 class Accounts:
@@ -32,14 +35,17 @@ class Accounts:
         self._cost = cost
         self._ledger = ledger
         self._quiet = Quiet()
-        self._looking_s = 0.0  # spent since drafters were last asked
+        self._deciding_s = 0.0  # spent since widths were last chosen
+        self._gain_s = 0.0  # of the last step that was charged, if it drafted
         self.last: StepOutcome | None = None
 
     def charge(self, outcome: StepOutcome, requests: Mapping[int, RequestState]) -> None:
         """Account for a step by what classic steps would have taken for its tokens."""
         batch = len(outcome.rounds)
         kv = sum([part.context_len for part in outcome.rounds])
-        self._looking_s = outcome.spent_s + (0.0 if outcome.asked else self._looking_s)
+        before_s = 0.0 if outcome.choose_s > 0.0 else self._deciding_s
+        self._deciding_s = before_s + outcome.choose_s + outcome.observe_s
+        self._gain_s = 0.0
         classic_s = self._cost.value_s(batch, kv)
         if classic_s is None:
             return  # nothing drafts before a classic step was timed
@@ -53,6 +59,7 @@ class Accounts:
         gained = sum([part.emitted for part in chosen]) - len(chosen)
         value_s = base_s + classic_s / batch * gained
         if drafted:
+            self._gain_s = value_s - outcome.round_s
             self._ledger.charge(round_s=outcome.round_s, value_s=value_s)
         else:
             # A classic step is worth what it took, however wrong the estimate is.
@@ -77,22 +84,44 @@ class Accounts:
         """Steps that passed by and are not accounted for."""
         return self._quiet.count
 
-    def wake_every(self, outcome: StepOutcome) -> int:
-        """Return in how many steps drafters are asked, and widths chosen, once.
+    def peek_every(self, outcome: StepOutcome) -> int:
+        """Return in how many steps a free drafter is asked once.
 
         In every one while the budget has room, or the leak pays for it; else so seldom that half of
-        the leak pays for it and for the looks that follow, while what was offered is scored. It is
-        never left alone altogether: what one cold lookup took would else be believed for ever.
+        the leak does. It is never left alone altogether: what one cold lookup took would else be
+        believed for ever.
+        """
+        return self._every(outcome, self._cost.drafting.peek_s(len(outcome.rounds)), PEEK_SHARE)
+
+    def decide_every(self, outcome: StepOutcome) -> int:
+        """Return in how many steps widths are chosen once, as far as there is something to draft.
+
+        In every one while the budget has room, or the leak pays for it, or the last choice gained
+        more than choosing takes; else so seldom that a part of the leak pays for what a choice that
+        comes to nothing takes, the scoring of what was offered included.
+        """
+        decide_s = self._cost.drafting.decide_s(len(outcome.rounds))
+        if self._gain_s > decide_s:
+            return 1
+        return self._every(outcome, decide_s, DECIDE_SHARE, max(decide_s, self._deciding_s))
+
+    def _every(
+        self, outcome: StepOutcome, asking_s: float, share: float, really_s: float = 0.0
+    ) -> int:
+        """Return in how many steps something that takes `asking_s` may be done once.
+
+        Args:
+            share: of the leak that pays for it where the budget has no room.
+            really_s: what it took the last time with all that followed, if that is known.
         """
         batch, kv = len(outcome.rounds), sum([part.context_len for part in outcome.rounds])
         classic_s = self._cost.classic_s(batch, kv)
         if self._ledger.debt_s <= 0.0 or classic_s is None:
             return 1
-        drafting, leak_s = self._cost.drafting, self._ledger.rho * classic_s
-        asking_s = drafting.peek_s(batch) + drafting.decide_s(batch)
+        leak_s = self._ledger.rho * classic_s
         if asking_s <= max(self._ledger.room_s(classic_s, REST_SHARE), leak_s):
             return 1
-        return math.ceil(max(asking_s, self._looking_s) / (REST_SHARE * leak_s))
+        return math.ceil(max(asking_s, really_s) / (share * leak_s))
 
     def pass_by(
         self,

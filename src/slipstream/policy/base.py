@@ -146,11 +146,6 @@ class StepOutcome:
         return self.draft_s + self.peek_s + self.choose_s + self.observe_s
 
     @property
-    def asked(self) -> bool:
-        """Whether drafters were asked, or widths chosen."""
-        return self.peek_s > 0.0 or self.choose_s > 0.0 or self.draft_s > 0.0
-
-    @property
     def fixed_drafts(self) -> list[int]:
         """As in the view."""
         return [part.k for part in self.rounds if part.fixed and part.paid]

@@ -78,7 +78,8 @@ class MeasuredPolicy:
         self.ledger = Ledger()
         self.requests: dict[int, RequestState] = {}
         self.rounds = 0
-        self._woke_at, self._wake_every = 0, 1  # rounds
+        self._peek_every = 1  # rounds
+        self._decided_at, self._decide_every = 0, 1  # rounds
         self._accounts = Accounts(self.cost, self.ledger)
         self._explorer = Explorer(self.cost, self.ledger)
 
@@ -172,21 +173,33 @@ class MeasuredPolicy:
         for part in outcome.rounds:
             self.requests[part.request].observe(part, self.acceptance, self.rounds)
         self._accounts.last = outcome
-        self._wake_every = self._accounts.wake_every(outcome)
-        if outcome.asked:
-            self._woke_at = self.rounds
+        self._peek_every = self._accounts.peek_every(outcome)
+        decide_every = self._accounts.decide_every(outcome)
+        if outcome.choose_s > 0.0:
+            self._decided_at, self._decide_every = self.rounds, decide_every
+        elif decide_every == 1:  # there is room again
+            self._decide_every = 1
 
     @property
-    def awake(self) -> bool:
-        """Whether drafters should be asked, and widths chosen, in this step."""
-        if self._wake_every == 1:
-            return True
-        return self.rounds + self._accounts.num_waiting - self._woke_at >= self._wake_every - 1
+    def may_peek(self) -> bool:
+        """Whether a free drafter should be asked in this step."""
+        every = self._peek_every
+        return every == 1 or self._now % every == 0
+
+    @property
+    def may_decide(self) -> bool:
+        """Whether widths should be chosen in this step, if there is something to draft."""
+        every = self._decide_every
+        return every == 1 or self._now - self._decided_at >= every
 
     @property
     def rests(self) -> bool:
         """Whether it looks for drafts in some steps only, since too much is owed."""
-        return self._wake_every > 1
+        return self._peek_every > 1 or self._decide_every > 1
+
+    @property
+    def _now(self) -> int:
+        return self.rounds + self._accounts.num_waiting
 
     def pass_by(
         self,
@@ -194,7 +207,8 @@ class MeasuredPolicy:
         kv_tokens: int,
         *,
         peek_s: float = 0.0,
-        spent_s: float,
+        choose_s: float = 0.0,
+        observe_s: float = 0.0,
         round_s: float,
     ) -> bool:
         """Take in a classic step that has nothing to teach, in next to no time.
@@ -205,17 +219,23 @@ class MeasuredPolicy:
         Args:
             requests: those that took part, in the order of the step before.
             kv_tokens: KV positions that they read.
-            peek_s, spent_s, round_s: seconds; see `StepOutcome`.
+            peek_s, choose_s, observe_s, round_s: seconds; see `StepOutcome`.
 
         Returns:
             False if it has something to teach after all: then `observe_step` wants it.
         """
+        if choose_s > 0.0 and self._decide_every > 1:
+            return False  # the next choice is as far off as this one was dear
         if self._accounts.last is not None:  # the first step since a look
             level = self.cost.classic.level(len(requests), kv_tokens)
             if level is None or self.rounds - level.seen_at >= CLASSIC_LOOK:
                 return False
         return self._accounts.pass_by(
-            requests, kv_tokens, peek_s=peek_s, spent_s=spent_s, round_s=round_s
+            requests,
+            kv_tokens,
+            peek_s=peek_s,
+            spent_s=peek_s + choose_s + observe_s,
+            round_s=round_s,
         )
 
     def settle(self) -> None:
