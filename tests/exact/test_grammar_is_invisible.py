@@ -160,6 +160,18 @@ def test_every_choice_follows_the_grammar_with_noise_of_its_own() -> None:
             assert got == expected
 
 
+def test_where_steps_sample_a_grammar_s_rows_are_read_and_sampled_here() -> None:
+    engine = engine_of("cpu-auto", NGramDrafter)
+    object.__setattr__(engine._limits, "steps_sample", True)
+    (plain,) = engine.check(PROMPT, SamplingParams(temperature=1.0, seed=1))
+    assert plain.sampled_by_step
+    assert not plain.reads_logits
+    for how in ("greedy", "sampled"):
+        (masked,) = engine.check(PROMPT, params_of("object", how))
+        assert masked.reads_logits
+        assert not masked.sampled_by_step
+
+
 @pytest.mark.parametrize("limit", range(1, 8))
 def test_a_limit_cuts_a_grammar_anywhere(limit: int) -> None:
     whole = classic("cpu-auto", "fixed", "greedy")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.drafters.combined import CombinedDrafter, source_of, sources_of
+from slipstream.drafters.combined import CombinedDrafter, source_of
 from slipstream.drafters.forced import ForcedDrafter
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.errors import RequestError
@@ -69,8 +69,7 @@ def test_the_first_offer_counts_unless_another_goes_on_from_it(
 
 def test_names_are_those_of_its_parts() -> None:
     combined = CombinedDrafter([Fixed("x", []), NGramDrafter()])
-    assert (combined.name, sources_of(combined)) == ("x+ngram", ("x", "ngram"))
-    assert sources_of(NGramDrafter()) == ("ngram",)
+    assert (combined.name, combined.sources) == ("x+ngram", ("x", "ngram"))
     assert source_of(NGramDrafter()) == "ngram"
 
 

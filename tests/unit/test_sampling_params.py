@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.engine.sampling import validate_sampling
 from slipstream.errors import RequestError
-from slipstream.types import SamplingParams
+from slipstream.types import Grammar, SamplingParams
 
 VOCAB_SIZE = 100
 NAN, INF = float("nan"), float("inf")

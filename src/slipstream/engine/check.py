@@ -16,7 +16,7 @@ from slipstream.engine.pairing import Pairing, k_ceiling
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import PickKernel, Sampler, validate_sampling
 from slipstream.engine.sequence import TokenSequence
-from slipstream.engine.sources import with_own_sources
+from slipstream.engine.sources import free_sources
 from slipstream.engine.text import Detokenizer, ReplyText
 from slipstream.errors import ConfigError, RequestError
 from slipstream.kernels.ops import PAGE_SIZE
@@ -93,7 +93,7 @@ def check_request(
         free = next((each for each in drafters if each.free), None)
         paid = next((each for each in drafters if not each.free), None)
         if drafters and may_draft:
-            free = with_own_sources(free, matcher, predicted, len(ids))
+            free = free_sources(free, matcher, predicted, len(ids))
         name = "+".join(each.name for each in (free, paid) if each is not None) or "none"
         sampler = Sampler(
             params,

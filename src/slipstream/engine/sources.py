@@ -1,4 +1,4 @@
-"""Where one request's drafts come from: what it brings along itself, then its pairing's drafter."""
+"""Where one request's drafts come from for free: what it brings along itself, then the pairing's."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from slipstream.drafters.prediction import PredictedText, PredictionDrafter
 from slipstream.engine.matcher import Matcher
 
 
-def with_own_sources(
-    drafter: Drafter, matcher: Matcher | None, predicted: PredictedText | None, prompt_len: int
-) -> Drafter:
-    """Return a drafter that first asks the request's own sources.
+def free_sources(
+    drafter: Drafter | None,
+    matcher: Matcher | None,
+    predicted: PredictedText | None,
+    prompt_len: int,
+) -> Drafter | None:
+    """Return what offers a request drafts before the policy decides, None where nothing does.
 
-    What the grammar forces is certain, so it goes first; then the prediction. A drafter that costs
-    time is left as it is: whoever is asked before the policy decides must be free.
+    What the grammar forces is certain, so it goes first; then the prediction.
 
     Args:
-        drafter: the pairing's, made for this request.
+        drafter: the pairing's free drafter, made for this request; None without one.
         matcher: where the reply stands in its grammar, None without one.
         predicted: the request's predicted output, None without one.
     """
-    own: list[Drafter] = []
+    sources: list[Drafter] = []
     if matcher is not None:
-        own.append(ForcedDrafter(matcher.forced))
+        sources.append(ForcedDrafter(matcher.forced))
     if predicted is not None:
-        own.append(PredictionDrafter(predicted, prompt_len))
-    return CombinedDrafter([*own, drafter]) if own and drafter.free else drafter
+        sources.append(PredictionDrafter(predicted, prompt_len))
+    if not sources:
+        return drafter
+    return CombinedDrafter(sources if drafter is None else [*sources, drafter])
