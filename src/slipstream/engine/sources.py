@@ -1,4 +1,4 @@
-"""Where one request's drafts come from for free: what it brings along itself, then the pairing's."""
+"""Where a request's drafts come from for free: what it brings along itself, then its pairing."""
 
 from __future__ import annotations
 
