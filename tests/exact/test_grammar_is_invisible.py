@@ -58,7 +58,8 @@ def engine_of(
     backend, tensors = model(backend_name)
     config = EngineConfig(**settings)
     target = build_target(ARCH, backend, lambda own: tiny_weights(own, tensors), config)
-    return Engine(target, TOKENIZER, config=config, make_drafter=drafter)
+    makers = [drafter] if drafter else ()
+    return Engine(target, TOKENIZER, config=config, make_drafters=makers)
 
 
 def params_of(grammar: str, how: str, **changes: Any) -> SamplingParams:

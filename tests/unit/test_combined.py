@@ -122,6 +122,18 @@ def test_a_wrong_prediction_is_rejected_and_the_pairing_s_drafter_goes_on(
     assert report.accepted == sum(source["accepted"] for source in report.sources.values())
 
 
+def test_a_prediction_goes_before_a_paid_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = continuation(PROMPT, COUNT)
+    paid = Scripted(PROMPT + text)
+    right = predicted_reply(monkeypatch, text, drafter=lambda: paid).speculation
+    assert right.drafter == "prediction+scripted"
+    assert right.sources["prediction"]["accepted"] > 0.8 * COUNT
+    half = predicted_reply(monkeypatch, text[: COUNT // 2], drafter=lambda: paid).speculation
+    assert half.sources["prediction"]["accepted"] > 0.3 * COUNT
+    assert half.sources["scripted"]["accepted"] > 0.3 * COUNT
+    assert half.drafted == sum(source["drafted"] for source in half.sources.values())
+
+
 @pytest.mark.parametrize("request_k", ["off", 0])
 def test_off_stops_all_drafters(monkeypatch: pytest.MonkeyPatch, request_k: KSetting) -> None:
     asked: list[object] = []
