@@ -100,11 +100,11 @@ class Arm:
 
 def arms() -> list[Arm]:
     """Return all arms, those that others must agree with first."""
-    free: dict[str, Any] = {}
+    sampled = {"temperature": 0.8, "seed": 1}
     read = {"logit_bias": {0: 0.0}}  # changes nothing, but has the host pick from the logits
 
-    def schema(k: Any) -> Callable[[dict[str, Any], str], dict[str, Any]]:
-        return lambda fields, _text: {"grammar": schema_of(fields), "k": k}
+    def schema(k: Any, **more: Any) -> Callable[[dict[str, Any], str], dict[str, Any]]:
+        return lambda fields, _text: {"grammar": schema_of(fields), "k": k, **more}
 
     def an_object(k: Any) -> Callable[[dict[str, Any], str], dict[str, Any]]:
         return lambda _fields, _text: {"grammar": Grammar(kind="json_object"), "k": k}
@@ -113,9 +113,9 @@ def arms() -> list[Arm]:
         return {"grammar": schema_of(fields), "k": "auto", "prediction": text}
 
     return [
-        Arm("no grammar, off", "", lambda *_: {**free, "k": "off"}),
+        Arm("no grammar, off", "", lambda *_: {"k": "off"}),
         Arm("no grammar, logits read, off", "no grammar, off", lambda *_: {**read, "k": "off"}),
-        Arm("no grammar, auto", "no grammar, off", lambda *_: {**free, "k": "auto"}),
+        Arm("no grammar, auto", "no grammar, off", lambda *_: {"k": "auto"}),
         Arm("json_object, off", "", an_object("off")),
         Arm("json_object, auto", "json_object, off", an_object("auto")),
         Arm("json_schema, off", "", schema("off")),
@@ -123,6 +123,9 @@ def arms() -> list[Arm]:
         Arm("the same, nothing forced", "json_schema, off", schema("auto"), patch="forced"),
         Arm("the same, nothing cut", "json_schema, off", schema("auto"), patch="allowed_prefix"),
         Arm("the same, edited prediction", "json_schema, off", predicted),
+        Arm("sampled, no grammar, off", "", lambda *_: {"k": "off", **sampled}),
+        Arm("sampled, json_schema, off", "", schema("off", **sampled)),
+        Arm("sampled, json_schema, auto", "sampled, json_schema, off", schema("auto", **sampled)),
     ]
 
 
@@ -194,6 +197,7 @@ def parts_us(engine: Engine) -> dict[str, list[float]]:
             drafts = reply.token_ids[at : at + 4]
             timed("cut 4 drafts", lambda m=matcher, d=drafts: m.allowed_prefix(d))
             timed("forced", matcher.forced)
+            timed("argmax allowed", lambda m=matcher, t=token_id: m.surely_allows(t))
             timed("mask", matcher.allowed)
             timed("pick, masked", lambda h=history: sampler.pick(row, h, 1))
             timed("pick, not masked", lambda: sampler.pick(row, plain, 1))

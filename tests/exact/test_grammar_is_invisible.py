@@ -19,6 +19,7 @@ from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.engine import Engine
+from slipstream.engine.matcher import Matcher
 from slipstream.engine.target import build_target
 from slipstream.types import Grammar, Reply, SamplingParams
 from tests.fake_model import Scripted, always_wrong
@@ -251,3 +252,28 @@ def test_a_dead_end_costs_its_request_alone() -> None:
     assert "forbidden" in str(chunks[first][-1].error)
     assert outcome(chunks[second][-1].reply) == outcome(classic("cpu-auto", "fixed", "greedy"))
     assert engine.pages.num_taken == 0
+
+
+def test_rows_whose_argmax_is_allowed_are_picked_as_if_masked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_sure = 0
+    surely_allows = Matcher.surely_allows
+
+    def counted(self: Matcher, token_id: int) -> bool:
+        nonlocal num_sure
+        num_sure += surely_allows(self, token_id)
+        return False  # so that every row is masked
+
+    monkeypatch.setattr(Matcher, "surely_allows", counted)
+    for name in GRAMMARS:
+        (reply,) = engine_of("cpu-auto", NGramDrafter, k=3).generate(
+            [PROMPT], params_of(name, "greedy", logit_bias=None)
+        )
+        monkeypatch.undo()
+        (quick,) = engine_of("cpu-auto", NGramDrafter, k=3).generate(
+            [PROMPT], params_of(name, "greedy", logit_bias=None)
+        )
+        monkeypatch.setattr(Matcher, "surely_allows", counted)
+        assert outcome(quick) == outcome(reply)
+    assert num_sure > 10

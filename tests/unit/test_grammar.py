@@ -116,6 +116,25 @@ def test_the_mask_depends_on_the_tokens_so_far_alone(name: str) -> None:
     assert ids
 
 
+@pytest.mark.parametrize("name", [*SCHEMAS, "object"])
+def test_what_is_surely_allowed_is_allowed_and_most_of_what_is_allowed_is(name: str) -> None:
+    draw = random.Random(name)
+    num_allowed = num_sure = 0
+    for _ in range(25):
+        state = matcher(OBJECT if name == "object" else schema_grammar(name))
+        walk(state, draw, draw.randrange(20))
+        sure = [i for i in range(VOCAB_SIZE) if state.surely_allows(i)]  # before any mask
+        if state.allowed() is None:
+            assert not sure
+            continue
+        allowed = allowed_ids(state)
+        assert set(sure) <= set(allowed) - TOKENIZER.stop_ids
+        assert sure == [i for i in range(VOCAB_SIZE) if state.surely_allows(i)]
+        num_allowed += len(set(allowed) - TOKENIZER.stop_ids)
+        num_sure += len(sure)
+    assert num_sure == num_allowed > 0
+
+
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_drafts_are_never_cut_before_a_token_that_the_mask_allows(name: str) -> None:
     draw = random.Random(name)

@@ -55,6 +55,18 @@ class Matcher:
             self._allowed = allowed
         return self._allowed
 
+    def surely_allows(self, token_id: int) -> bool:
+        """Return whether a token is known to be allowed, for far less than a mask costs.
+
+        False says nothing: a stop id, for one, is left to the mask.
+        """
+        if self._has_ended or token_id in self._stop_ids:
+            return False
+        forced = self._state.compute_ff_tokens()
+        if forced:
+            return bool(forced[0] == token_id)
+        return bool(self._state.validate_tokens([token_id]) == 1)
+
     @property
     def must_stop(self) -> bool:
         """Whether the grammar is complete and nothing may follow but the reply's end."""

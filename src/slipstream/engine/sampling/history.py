@@ -89,6 +89,10 @@ class RowHistory:
         """The grammar's mask of what may follow, bool of shape (V,); None allows all."""
         return None if self.matcher is None else self.matcher.allowed()
 
+    def surely_allows(self, token_id: int) -> bool:
+        """Return whether a grammar is known to allow a token here, without computing its mask."""
+        return self.matcher is not None and self.matcher.surely_allows(token_id)
+
     @property
     def must_stop(self) -> bool:
         """Whether a grammar is complete and allows nothing but stop ids."""

@@ -130,7 +130,11 @@ class Sampler:
         return token
 
     def pick_run(
-        self, rows: Sequence[F32] | F32, history: RowHistory, drafts: Sequence[int]
+        self,
+        rows: Sequence[F32] | F32,
+        history: RowHistory,
+        drafts: Sequence[int],
+        argmax: Sequence[int] = (),
     ) -> list[int]:
         """Return the tokens of a verify: its accepted drafts and the bonus token.
 
@@ -141,10 +145,16 @@ class Sampler:
             rows: raw logits of the k + 1 rows.
             history: the committed tokens.
             drafts: k drafted ids.
+            argmax: argmax of each row, if it is known: where it is what is wanted and the grammar
+                allows it, no mask is computed.
         """
         emitted: list[int] = []
-        for row, draft in zip(rows, [*drafts, None], strict=True):
-            token = self.pick(row, history, len(history))
+        known = argmax if self.is_argmax and history.matcher is not None else ()
+        for index, (row, draft) in enumerate(zip(rows, [*drafts, None], strict=True)):
+            if known and history.surely_allows(known[index]):
+                token = known[index]
+            else:
+                token = self.pick(row, history, len(history))
             history.push(token)
             emitted.append(token)
             if token != draft:
