@@ -28,8 +28,8 @@ CACHED = 64
 # Each state takes 1 to 2 kB, and ordinary schemas take some hundred: 40 MB for a hostile pattern
 # where llguidance's own limit means 500.
 MAX_LEXER_STATES = 20_000
-# One space, or a line break and its indentation: with any white space a small model may go on with
-# it until its tokens are used up.
+# One space, or a line break and its indentation: white space that may go on without end could be
+# all of a reply.
 JSON_OPTIONS = {
     "whitespace_pattern": r"[ ]|\n[ \t]{0,64}",
     "lenient": False,
