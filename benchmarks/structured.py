@@ -26,7 +26,6 @@ from provenance import DEFAULT_MODEL, find_model, provenance
 
 import slipstream
 from slipstream.engine.engine import Engine
-from slipstream.engine.grammar import Grammars
 from slipstream.engine.matcher import Matcher
 from slipstream.engine.sampling import Sampler
 from slipstream.types import Grammar, Reply, SamplingParams
@@ -188,10 +187,7 @@ def parts_us(engine: Engine) -> dict[str, list[float]]:
         grammar = schema_of(fields)
         params = SamplingParams(max_tokens=MAX_TOKENS, grammar=grammar, k="off")
         (reply,) = engine.generate([prompt_of(what, fields)], params)
-        fresh = Grammars(engine.tokenizer, vocab_size)
-        fresh._tokens = engine._grammars._llguidance_tokens()
-        timed("compile", lambda own=fresh, g=grammar: own.matcher(g, stops))
-        matcher = timed("copy", lambda own=fresh, g=grammar: own.matcher(g, stops))
+        matcher = timed("compile", lambda g=grammar: engine._grammars.matcher(g, stops))
         history = sampler.history([0], matcher)
         for at, token_id in enumerate(reply.token_ids):
             drafts = reply.token_ids[at : at + 4]

@@ -36,6 +36,8 @@ GRAMMARS = {
 }
 # An untrained model seldom closes what it opens.
 CLOSING = {ord(c) - 32: 3.0 for c in '"}],'}
+# A pattern that is long in the memory of its automaton, and a limit that a reply exceeds half-way.
+HOSTILE, LEXER_STATES = "([a-z ]*x[a-z ]{10}|[a-z ]*y[a-z ]{9})*!", 45
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3}
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -234,6 +236,33 @@ def test_a_caller_s_own_stop_ids_end_a_complete_grammar_only() -> None:
     assert reply.finish_reason == "stop"
     assert len(reply.text) == 5
     assert reply.token_ids[-1] == digit
+
+
+@pytest.mark.parametrize("how", ["greedy", "sampled"])
+def test_where_a_grammar_exceeds_its_limits_does_not_depend_on_what_is_drafted(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.engine.grammar.MAX_LEXER_STATES", LEXER_STATES)
+    monkeypatch.setitem(GRAMMARS, "hostile", Grammar(kind="regex", definition=HOSTILE))
+    draw = random.Random(5)
+
+    class Noise(Scripted):
+        def propose(self, token_ids: Any, k: int) -> list[int]:
+            return [draw.choice(TOKENIZER.encode("ab ", parse_special=False)) for _ in range(k)]
+
+    replies = []
+    for k in ("off", 2, 9):
+        engine = engine_of("cpu-auto", lambda: Noise([]), k=15)
+        engine.submit(PROMPT, params_of("hostile", how, k=k, logit_bias=None))
+        chunks = [out.chunk for _ in range(200) if engine.num_requests for out in engine.step()]
+        replies.append(chunks[-1].reply)
+    assert replies[0] is not None
+    assert replies[0].finish_reason == "error"
+    assert 5 < len(replies[0].token_ids) < MAX_TOKENS
+    for reply in replies[1:]:
+        assert reply is not None
+        assert reply.speculation.drafted > 10
+        assert outcome(reply) == outcome(replies[0])
 
 
 def test_a_dead_end_costs_its_request_alone() -> None:

@@ -1,4 +1,4 @@
-"""Grammars of replies: compiled once, kept, and handed out as a matcher for each reply.
+"""Grammars of replies: compiled to a matcher for each reply.
 
 The work is llguidance's (guidance-ai): an Earley parser over a lexer of regular-expression
 derivatives, so there is no backtracking that a pattern could blow up, and every step has a budget.
@@ -6,15 +6,16 @@ It was preferred to xgrammar, which pulls torch and Triton in. A JSON schema is 
 refused: a keyword that could not be kept, as "not" or "uniqueItems", is an error that says where it
 stands, and so is one that only approximates.
 
-Compiling takes a fraction of a millisecond as a rule, half a second at worst. It is done where a
-request is checked, off the engine's thread, and with the interpreter lock released.
+Compiling takes a millisecond as a rule, half a second at worst. It is done where a request is
+checked, off the engine's thread, and with the interpreter lock released. Nothing compiled is kept
+for the next reply: copies of a matcher share what its lexer has explored, and so its limits, and
+whether a reply exceeds them must not depend on others, nor on what was drafted.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any, Protocol
 
@@ -24,7 +25,6 @@ from slipstream.errors import RequestError
 from slipstream.types import Grammar
 
 MAX_DEFINITION_BYTES = 1 << 18
-CACHED = 64
 # Each state takes 1 to 2 kB, and ordinary schemas take some hundred: 40 MB for a hostile pattern
 # where llguidance's own limit means 500.
 MAX_LEXER_STATES = 20_000
@@ -60,7 +60,7 @@ class Vocabulary(Protocol):
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary and keeps the latest. Threads may share it.
+    """Compiles grammars for one vocabulary. Threads may share it.
 
     Args:
         vocabulary: the model's tokenizer; looked at when the first grammar is compiled.
@@ -72,7 +72,6 @@ class Grammars:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokens: Any = None
-        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
 
     def matcher(self, grammar: Grammar, stop_ids: Collection[int]) -> Matcher:
         """Return a matcher at the beginning of a reply.
@@ -84,27 +83,9 @@ class Grammars:
         Raises:
             RequestError: the grammar is wrong or not supported; `param` is "grammar".
         """
-        with self._lock:
-            state = self._compiled.get(grammar)
-            if state is not None:
-                self._compiled.move_to_end(grammar)
-        if state is None:
-            state = self._compile(grammar)
-            with self._lock:
-                self._compiled[grammar] = state
-                if len(self._compiled) > CACHED:
-                    self._compiled.popitem(last=False)
-        end_id = min(self._vocabulary.stop_ids)
-        return Matcher(state.deep_copy(), end_id=end_id, stop_ids=stop_ids)
-
-    def _compile(self, grammar: Grammar) -> Any:
-        """Return llguidance's matcher of a grammar, its first mask computed."""
-        llguidance = _llguidance()
         definition = _checked(grammar)
-        if grammar.kind == "regex":
-            state = self._state(llguidance.LLMatcher.grammar_from_regex(definition))
-        else:
-            state = self._schema_state(definition)
+        text = self._text(grammar.kind, definition)
+        state = self._state(text)
         if state.is_error():
             message = error_line(state.get_error())
             if message.startswith("NoExtension"):
@@ -113,19 +94,21 @@ class Grammars:
                 raise _refusal(f"a regular expression that can be enforced, got {message}")
             place = find_place(json.loads(definition), message, self._refusal_of)
             raise _refusal(f"a JSON schema that can be enforced, got at {place}: {message}")
-        return state
+        end_id = min(self._vocabulary.stop_ids)
+        return Matcher(state, ahead=self._state(text), end_id=end_id, stop_ids=stop_ids)
 
-    def _schema_state(self, definition: str) -> Any:
+    def _text(self, kind: str, definition: str) -> str:
+        """Return a grammar in llguidance's own words."""
         compiler = _llguidance().LLMatcher
+        if kind == "regex":
+            return str(compiler.grammar_from_regex(definition))
         try:
-            return self._state(
-                compiler.grammar_from_json_schema(definition, overrides=JSON_OPTIONS)
-            )
+            return str(compiler.grammar_from_json_schema(definition, overrides=JSON_OPTIONS))
         except ValueError as error:
             raise _refusal(f"a JSON schema, got {error_line(str(error))}") from None
 
     def _state(self, text: str) -> Any:
-        """Return the state at the beginning of a grammar, or one in error."""
+        """Return the state at the beginning of a grammar, its first mask computed, or an error."""
         llguidance = _llguidance()
         limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         state = llguidance.LLMatcher(self._llguidance_tokens(), text, log_level=0, limits=limits)
@@ -136,7 +119,8 @@ class Grammars:
     def _refusal_of(self, schema: Any) -> str:
         """Return why a schema is refused, "" if it is not."""
         try:
-            return error_line(self._schema_state(json.dumps(schema)).get_error())
+            text = self._text("json_schema", json.dumps(schema))
+            return error_line(self._state(text).get_error())
         except RequestError as error:
             return error.message
 

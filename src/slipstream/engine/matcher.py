@@ -5,6 +5,9 @@ chosen, so each row of a verify is masked by what its own row's past allows, acc
 included, and rows behind a rejected draft are never masked. Nothing of a rejected draft is ever
 pushed, so nothing has to be rolled back behind it; `pop` is there for whoever pushes on trial.
 
+Drafting looks at tokens that may never come, and limits count all that was looked at. So drafting
+has a state of its own: where a hostile grammar ends a reply does not depend on what was drafted.
+
 Ids that end a reply are kept apart from the grammar: they are allowed where the grammar is
 complete, and where it can only be complete nothing else is.
 """
@@ -28,12 +31,15 @@ class Matcher:
 
     Args:
         state: llguidance's matcher, this one's own.
+        ahead: another that was compiled apart.
         end_id: the id by which `state` says that the grammar may end here.
         stop_ids: ids that end the reply; `end_id` is one of them.
     """
 
-    def __init__(self, state: Any, *, end_id: int, stop_ids: Collection[int]) -> None:
+    def __init__(self, state: Any, *, ahead: Any, end_id: int, stop_ids: Collection[int]) -> None:
         self._state = state
+        self._ahead = ahead  # what drafting looks at
+        self._unread: list[int] = []  # tokens that it has not taken in
         self._end_id = end_id
         self._stop_ids = frozenset(stop_ids)
         self._stops: Int32 = np.array(sorted(stop_ids), np.int32)
@@ -58,9 +64,9 @@ class Matcher:
     def surely_allows(self, token_id: int) -> bool:
         """Return whether a token is known to be allowed, for far less than a mask costs.
 
-        False says nothing: a stop id, for one, is left to the mask.
+        False says nothing: a stop id is left to the mask, and so is -1, a broken row's token.
         """
-        if self._has_ended or token_id in self._stop_ids:
+        if self._has_ended or token_id < 0 or token_id in self._stop_ids:
             return False
         forced = self._state.compute_ff_tokens()
         if forced:
@@ -82,21 +88,28 @@ class Matcher:
             return
         if token_id in self._stop_ids:
             self._has_ended = True
-        elif not self._state.consume_token(token_id):
-            self._check()
+        else:
+            self._unread.append(token_id)
+            if not self._state.consume_token(token_id):
+                self._check()
 
     def pop(self) -> None:
         """Take back the last token; a stop id is the last one that can be pushed."""
         self._allowed = None
         if self._has_ended:
             self._has_ended = False
+            return
+        self._state.rollback(1)
+        if self._unread:
+            self._unread.pop()
         else:
-            self._state.rollback(1)
+            self._ahead.rollback(1)
 
     def allowed_prefix(self, token_ids: Sequence[int]) -> list[int]:
         """Return as many of some tokens as may come next in this order, a stop id at most last."""
         if self._has_ended:
             return []
+        ahead = self._look_ahead()
         mapped: list[int] = []
         for token_id in token_ids:
             if token_id in self._stop_ids:
@@ -104,13 +117,20 @@ class Matcher:
                 break
             mapped.append(token_id)
         if mapped == [self._end_id]:  # a state that can only end validates nothing, not even this
-            allowed = self.allowed()
-            return [token_ids[0]] if allowed is not None and allowed[self._end_id] else []
-        return list(token_ids[: self._state.validate_tokens(mapped)])
+            may_end = ahead.compute_logit_bias()[self._end_id] and not ahead.is_error()
+            return [token_ids[0]] if may_end else []
+        return list(token_ids[: ahead.validate_tokens(mapped)])
 
     def forced(self) -> list[int]:
         """Return tokens that come next because the grammar leaves no choice; often none."""
-        return [] if self._has_ended else list(self._state.compute_ff_tokens())
+        return [] if self._has_ended else list(self._look_ahead().compute_ff_tokens())
+
+    def _look_ahead(self) -> Any:
+        """Return the state that drafting looks at, after the same tokens."""
+        if self._unread:
+            self._ahead.consume_tokens(self._unread)
+            self._unread = []
+        return self._ahead
 
     def _check(self) -> None:
         if self._state.is_error():
