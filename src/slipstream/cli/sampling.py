@@ -102,6 +102,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 OTHER_FIELDS = {
     "k": "an engine setting as well, whose flag says it for both",
     "logprobs": "only JSON shows them: a flag of generate alone",
+    "grammar": "two flags of generate alone, one of which names a file",
+    "prediction": "a file, a flag of generate alone",
     "n": "one reply is printed",
     "logit_bias": "a mapping",
     "bad_words": "for programs",
