@@ -22,10 +22,12 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.threaded import ThreadedEngine
 from slipstream.engine.totals import RoundTotals, accepted_by_position, by_source
 from slipstream.errors import SlipstreamError
+from slipstream.policy.acceptance import Acceptance
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.forecast import Forecast, forecast
 from slipstream.policy.plan import widths_of
 from slipstream.policy.request_state import RequestState
+from slipstream.policy.round_cost import RoundCost
 from slipstream.policy.widths import share_rows
 from slipstream.types import MAX_K
 
@@ -63,10 +65,11 @@ def _explain(engine: Engine) -> dict[str, Any]:
         "reason": found.reason,
         "predicted_speedup": _rounded(found.speedup),
         "widths": found.widths,
+        "paid": found.paid,
         "batch": len(found.widths),
         "context_len": round(fmean([state.context_len for state in states])) if states else 0,
-        "costs": [] if policy is None else _costs(policy, states, sum(found.widths)),
-        "acceptance": _acceptance(states, rounds),
+        "costs": [] if policy is None else _costs(policy, states, found),
+        "acceptance": _acceptance(_used(states, found.paid), rounds),
         "budget": None if policy is None else _budget(policy, states),
         "recent": _recent(rounds),
         "undrafted": dict.fromkeys(CAUSES, 0) | rounds.undrafted,
@@ -86,8 +89,13 @@ def _states(engine: Engine, policy: MeasuredPolicy) -> list[RequestState]:
     known = [policy.requests[number] for number in numbers if number in policy.requests]
     if known:
         return known
-    idle = RequestState.start(policy.acceptance.chances, policy.rounds)
+    idle = RequestState.start(policy.acceptance, policy.rounds)
     return [dataclasses.replace(idle, acceptance=policy.acceptance)]
+
+
+def _used(states: Sequence[RequestState], paid: Sequence[bool]) -> list[Acceptance]:
+    """Return what is known of the drafter that each request would use."""
+    return [state.acceptance[is_paid] for state, is_paid in zip(states, paid, strict=True)]
 
 
 def _verdict(
@@ -95,19 +103,23 @@ def _verdict(
 ) -> Forecast:
     k = engine.config.k
     if policy is None or k == 0:
-        drafter = "none" if engine.pairing.make_drafter is None else "any"
+        drafter = "any" if engine.pairing.make_drafters else "none"
         off = engine.pairing.policy_of(0, k, drafter=drafter, ceiling=0)
-        return Forecast(verdict=off.verdict, reason=off.reason, speedup=None, widths=[])
+        return Forecast(verdict=off.verdict, reason=off.reason, speedup=None, widths=[], paid=[])
     if isinstance(k, int):
         own = policy.request(0, k)
         return Forecast(
-            verdict=own.verdict, reason=own.reason, speedup=None, widths=[k] * len(states)
+            verdict=own.verdict,
+            reason=own.reason,
+            speedup=None,
+            widths=[k] * len(states),
+            paid=[policy.paid] * len(states),
         )
     return forecast(policy, states)
 
 
 def _costs(
-    policy: MeasuredPolicy, states: Sequence[RequestState], chosen: int
+    policy: MeasuredPolicy, states: Sequence[RequestState], found: Forecast
 ) -> list[dict[str, Any]]:
     """Return what a step takes by drafted tokens, 0 the classic step.
 
@@ -116,31 +128,37 @@ def _costs(
     bucket, and what is chosen.
     """
     cost, batch = policy.cost, len(states)
-    survivals = [state.acceptance.survival[: policy.max_k] for state in states]
+    kv_tokens = sum([state.context_len for state in states])
+    survivals = [known.survival[: policy.max_k] for known in _used(states, found.paid)]
     if batch == 1:  # every k, however faint
         order = [(0, chance) for chance in survivals[0]]
     else:
         order = share_rows(survivals, [policy.max_k] * batch, batch * policy.max_k)
+    chosen = sum(found.widths)
     listed = {*range(MAX_K + 1), *(edge - batch for edge in cost.verify.edges), chosen}
     gains = [0.0, *accumulate(chance for _, chance in order)]
     return [
-        _cost(policy, states, widths_of(order[:drafted], batch), batch + gains[drafted])
-        for drafted in sorted(listed)
-        if 0 <= drafted <= len(order)
+        _cost(cost, widths_of(order[:num], batch), found.paid, kv_tokens, batch + gains[num])
+        for num in sorted(listed)
+        if 0 <= num <= len(order)
     ]
 
 
 def _cost(
-    policy: MeasuredPolicy, states: Sequence[RequestState], widths: list[int], tokens: float
+    cost: RoundCost,
+    widths: Sequence[int],
+    paid: Sequence[bool],
+    kv_tokens: int,
+    tokens: float,
 ) -> dict[str, Any]:
     """Return what a step of some widths takes, and what classic steps take for its tokens."""
-    cost, batch, drafted = policy.cost, len(widths), sum(widths)
-    kv = sum([state.context_len for state in states])
-    classic_s = cost.classic.time_s(batch, kv)
+    batch, drafted = len(widths), sum(widths)
+    classic_s = cost.classic.time_s(batch, kv_tokens)
     draft_s, round_s = 0.0, classic_s
     if drafted:
-        draft_s = cost.peek_s(batch) if cost.free else cost.drafting_s(widths)
-        round_s = cost.round_s(batch + drafted, kv, draft_s)
+        own = [k if is_paid else 0 for k, is_paid in zip(widths, paid, strict=True)]
+        draft_s = cost.drafting.peek_s(batch) + cost.drafting.drafting_s(own)
+        round_s = cost.round_s(batch + drafted, kv_tokens, draft_s)
     worth_s = None if classic_s is None else tokens * classic_s / batch
     return {
         "drafted": drafted,
@@ -153,14 +171,18 @@ def _cost(
     }
 
 
-def _acceptance(states: Sequence[RequestState], rounds: RoundTotals) -> list[dict[str, Any]]:
-    """Return what is believed of each draft position, and what was counted there."""
+def _acceptance(known: Sequence[Acceptance], rounds: RoundTotals) -> list[dict[str, Any]]:
+    """Return what is believed of each draft position, and what was counted there.
+
+    Args:
+        known: of the drafter that each request would use.
+    """
     drafted, accepted = accepted_by_position(rounds.outcomes)
     return [
         {
             "position": index + 1,
-            "chance": _mean_at([state.acceptance.chances for state in states], index),
-            "survival": _mean_at([state.acceptance.survival for state in states], index),
+            "chance": _mean_at([each.chances for each in known], index),
+            "survival": _mean_at([each.survival for each in known], index),
             "drafted": drafted[index],
             "accepted": accepted[index],
         }
