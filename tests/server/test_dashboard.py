@@ -431,6 +431,8 @@ def test_nothing_moves_when_numbers_come(page: Page, site: Site, viewport: Viewp
 def test_nothing_runs_out_of_the_page(page: Page, site: Site, width: int) -> None:
     page.set_viewport_size(ViewportSize(width=width, height=800))
     site.said = crowd()
+    site.said["profile"] = "new: kept in /home/somebody/.cache/slipstream/profiles/" + 64 * "0"
+    site.said["reason"] = "decline: " + 120 * "x"
     site.model = "a-model-with-a-name-that-is-longer-than-any-telephone-is-wide-q4_k_m"
     page.goto(site.url)
     expect(page.locator("#link")).to_have_text("Live")
