@@ -225,3 +225,29 @@ def test_every_reason_of_the_policy_has_a_cause() -> None:
         assert cause_of(reason.replace("{whose}", name)) in CAUSES.keys() - {"other"}
     assert cause_of("decline: a round of 3.1 ms yields 1.02 tokens") == "does_not_pay"
     assert cause_of("something new") == "other"
+
+
+class Lookup(Scripted):
+    """A free drafter with a name of its own that is often wrong."""
+
+    name = "lookup"
+
+
+def test_each_of_two_drafters_is_counted_under_its_own_name() -> None:
+    machine = Machine(flat)
+    paid = perfect(on_propose=lambda: machine.wait(0.0002))
+    engine = engine_on(machine, paid)
+    engine.pairing.make_drafters = [
+        lambda: Lookup(SCRIPT, lambda _, place: place > 0, free=True),
+        *engine.pairing.make_drafters,
+    ]
+    reply = one(engine)
+    totals = totals_of(engine)
+    sources = by_source(totals.outcomes)
+    assert sources == {
+        name: (counts["drafted"], counts["accepted"])
+        for name, counts in reply.speculation.sources.items()
+        if counts["drafted"]
+    }
+    assert sources["scripted"][0] > 0
+    assert totals.draft_s["scripted"] > 0
