@@ -2,7 +2,7 @@
 
 Only sums are kept, and whoever reads them derives the rest: drafted and accepted tokens, by
 position and by source, all follow from one table of outcomes. They are plain numbers, so that a
-step that drafts nothing pays well below a microsecond for them, and so that another thread may read
+step that drafts nothing pays less than a microsecond for them, and so that another thread may read
 them while steps run: see `copied`.
 
 What classic steps would have taken for the same tokens is kept beside what steps took. A step
