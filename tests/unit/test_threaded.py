@@ -173,3 +173,51 @@ def test_threads_that_come_and_go_at_random_leave_nothing_behind(
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(visit, range(200), timeout=PATIENCE_S))
     eventually(lambda: threaded.engine.num_requests == 0)
+
+
+def test_a_read_sees_the_engine_between_two_steps(threaded: ThreadedEngine) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def reader(engine: Any) -> int:
+        assert threading.current_thread().name == "slipstream-engine"
+        check_engine(engine)
+        seen.append((engine.stats.steps, len(engine.running)))
+        return engine.stats.completion_tokens
+
+    stream = threaded.stream([1, 2, 3], LONG)
+    next(stream)
+    tokens = [threaded.read(reader) for _ in range(20)]
+    assert tokens == sorted(tokens)
+    assert {running for _, running in seen} <= {0, 1}
+    stream.close()
+    assert isinstance(threaded.read(reader), int)
+
+
+def test_what_a_reader_raises_reaches_who_asked_and_nobody_else(threaded: ThreadedEngine) -> None:
+    with pytest.raises(ZeroDivisionError):
+        threaded.read(lambda engine: 1 // 0)
+    assert threaded.generate([[1, 2]], SamplingParams(max_tokens=5))[0].token_ids
+
+
+def test_a_closed_engine_can_still_be_read() -> None:
+    engine = ThreadedEngine(slow_engine())
+    engine.generate([[1, 2]], SamplingParams(max_tokens=5))
+    engine.close()
+    assert engine.read(lambda core: core.stats.completion_tokens) == 5
+
+
+def test_a_read_gives_up_on_a_step_that_does_not_end() -> None:
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        stuck.set()
+        go_on.wait(PATIENCE_S)
+
+    engine = ThreadedEngine(slow_engine(after_forward=hang))
+    engine.submit([1, 2], SamplingParams(max_tokens=2), lambda item: None)
+    assert stuck.wait(PATIENCE_S)
+    with pytest.raises(TimeoutError):
+        engine.read(lambda core: core.stats.steps, timeout_s=0.05)
+    go_on.set()
+    assert engine.read(lambda core: core.stats.steps) >= 1
+    engine.close()

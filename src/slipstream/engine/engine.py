@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from slipstream.config import EngineConfig
 from slipstream.engine import drafting, phases
@@ -34,6 +35,8 @@ from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
 from slipstream.errors import SlipstreamError
 from slipstream.types import Output, Reply, SamplingParams
+
+T = TypeVar("T")
 
 
 class Engine(Front):
@@ -105,6 +108,15 @@ class Engine(Front):
     def num_requests(self) -> int:
         """Choices that run or wait."""
         return len(self._scheduler)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Choices that take part in steps; the others wait for a place or for pages."""
+        return self._scheduler.running
+
+    def read(self, reader: Callable[[Engine], T], timeout_s: float | None = None) -> T:
+        """Return what a function makes of the engine as it is between two steps."""
+        return reader(self)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queue a request and return its id, which all its choices share.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from slipstream.engine import drafting
 from slipstream.engine.accept import accept_drafts, cut
 from slipstream.engine.budget import RowBudget, share_out
+from slipstream.engine.causes import cause_of
 from slipstream.engine.pages import PagePool
 from slipstream.engine.round import Round, pack
 from slipstream.engine.sampling import no_token
@@ -40,7 +41,9 @@ def peek(
     for part in batch:
         request, ceiling = part.request, part.ceiling
         drafter = request.free_drafter
-        if drafter is not None and ceiling and (may_peek or request.fixed_k):
+        if not may_peek and not request.fixed_k:
+            part.cause = "resting"
+        elif drafter is not None and ceiling:
             most = min(ceiling, drafter.max_k)
             part.proposed, part.peek_s = drafting.ask(
                 request, drafter, most, clock, vocab_size=vocab_size
@@ -61,7 +64,8 @@ def choose(
         return 0.0
     if not policy.may_decide and not any([part.fixed_width for part in batch]):  # noqa: C419
         for part in batch:
-            part.proposed = []  # to follow it would take as long as to decide
+            if part.may_draft:  # to follow what is offered would take as long as to decide
+                part.proposed, part.cause = [], "resting"
         return 0.0
     began = clock()
     policy.settle()
@@ -77,6 +81,8 @@ def choose(
     )
     for part, decision in zip(rounds, policy.choose_step(view), strict=True):
         part.k, part.paid, part.shadow = decision.k, decision.paid, decision.shadow
+        if decision.k == 0 and part.may_draft:
+            part.cause = cause_of(decision.reason)
     return clock() - began
 
 
@@ -193,7 +199,7 @@ def observe(
     Returns:
         The seconds that an engine which never drafts would not have taken.
     """
-    stats.count(batch, now)
+    stats.count(batch, began, now, sum(spent))
     started = clock()
     if not observers and (policy is None or _passes_by(batch, policy, spent, now - began)):
         took_s = clock() - started
@@ -223,6 +229,7 @@ def observe(
         prefill_kv=sum([part.context_len for part in chunks]),
     )
     if policy is not None:
+        stats.rounds.weigh(step, policy.cost)  # before it learns from the step
         policy.observe_step(step)
     took_s = clock() - started
     for tell in observers:

@@ -37,6 +37,7 @@ class Round:
         k: what the policy chose.
         paid: whether the paid drafter drafts them.
         shadow: tokens that the paid drafter drafts to be scored only.
+        cause: why k is 0, as far as it was said; a key of `causes.CAUSES`.
         drafts: what is verified, at most k tokens.
         logits: raw logits after the last input and after each draft, float32 of shape (k + 1, V);
             gone with the next forward. Empty where the request reads none.
@@ -57,6 +58,7 @@ class Round:
     k: int = 0
     paid: bool = False
     shadow: int = 0
+    cause: str = "nothing_offered"
     drafts: list[int] = field(default_factory=list)
     logits: F32 | tuple[()] = ()
     target_ids: list[int] = field(default_factory=list)

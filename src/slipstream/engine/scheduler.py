@@ -9,7 +9,7 @@ step; what prefill may have of it goes to prompts in order of arrival.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.pages import PagePool
@@ -31,6 +31,11 @@ class Scheduler:
 
     def __len__(self) -> int:
         return len(self._running) + len(self._waiting)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that take part in steps."""
+        return self._running
 
     def __contains__(self, request_id: int) -> bool:
         return any(request.id == request_id for request in self)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slipstream.engine.totals import RoundTotals
 from slipstream.policy.base import Policy, RoundOutcome
 from slipstream.types import KSetting, SpeculationReport, Timing
 
@@ -156,6 +157,7 @@ class EngineStats:
         completion_tokens: tokens emitted.
         finished, cancelled: choices that ended by themselves or were ended.
         dropped: choices that ended with a step that failed.
+        rounds: what their rounds came to.
     """
 
     steps: int = 0
@@ -166,10 +168,18 @@ class EngineStats:
     finished: int = 0
     cancelled: int = 0
     dropped: int = 0
+    rounds: RoundTotals = field(default_factory=RoundTotals)
 
-    def count(self, batch: Sequence[Round], now: float) -> None:
-        """Count a step that ends now."""
+    def count(
+        self, batch: Sequence[Round], began: float, now: float, decided_s: float = 0.0
+    ) -> None:
+        """Count a step that ends now.
+
+        Args:
+            decided_s: what the policy itself took of it.
+        """
         self.steps += 1
+        self.rounds.count(batch, now - began, decided_s)
         for part in batch:
             self.rows += part.num_rows
             self.completion_tokens += len(part.emitted)

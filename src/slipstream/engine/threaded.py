@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from slipstream.engine.delivery import Item, Receiver
 from slipstream.engine.engine import Engine
@@ -23,6 +25,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.types import SamplingParams
 
 Command = Callable[[], object]
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +69,25 @@ class ThreadedEngine(Front):
     def cancel(self, request_id: int) -> None:
         """End a request after the current step; its receiver gets what there is of its replies."""
         self._post(partial(self.engine.cancel, request_id))
+
+    def read(self, reader: Callable[[Engine], T], timeout_s: float | None = None) -> T:
+        """Return what a function makes of the engine as it is between two steps.
+
+        Args:
+            reader: runs on the engine's thread, and a step waits for it: it must not take long. It
+                changes nothing.
+            timeout_s: how long to wait for the current step; None waits for its end.
+
+        Raises:
+            TimeoutError: the step took longer.
+        """
+        answer: Future[T] = Future()
+        if not self._post(partial(_answer, answer, reader, self.engine)):
+            self._thread.join(timeout_s)  # what is in its last step is not between two
+            if self._thread.is_alive():
+                raise TimeoutError
+            return reader(self.engine)
+        return answer.result(timeout_s)
 
     def close(self) -> None:
         """Stop after the current step; what still runs ends with an error. May be repeated."""
@@ -123,3 +145,11 @@ class ThreadedEngine(Front):
                 command()
         except Empty:
             return True
+
+
+def _answer(answer: Future[T], reader: Callable[[Engine], T], engine: Engine) -> None:
+    """Run a reader and keep what it returns, or raises, for the thread that asked."""
+    try:
+        answer.set_result(reader(engine))
+    except Exception as error:
+        answer.set_exception(error)

@@ -7,6 +7,7 @@
     acceptance      chances by draft position; request_state keeps them for each request
     estimate        the speedup S(k) and the choice among widths
     widths, plan    sharing rows out in a batch; what a step would do
+    forecast        what would be decided now, for reports
     explore         trials, and when a proposal is only scored; scoring scores it
     ledger          the loss budget; accounts charges steps, quiet those that teach nothing
     profile         what outlives the process

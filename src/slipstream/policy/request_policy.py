@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepView
+from slipstream.policy.base import Decision, RoundOutcome, RoundView
 from slipstream.policy.estimate import speedup
+from slipstream.policy.forecast import forecast
 from slipstream.policy.options import Limits, better_is_paid
-from slipstream.policy.plan import plan_step, refuse
 from slipstream.types import Verdict
 
 if TYPE_CHECKING:
@@ -59,36 +59,11 @@ class RequestPolicy:
 
     def _report(self) -> tuple[Verdict, str, float | None]:
         """Return verdict, reason and S of the best width, as if the request were to begin now."""
-        policy = self.pairing
-        state = policy.requests.get(self.number)
-        if state is None or not policy.cost.classic.time_s(1, state.context_len):
+        state = self.pairing.requests.get(self.number)
+        if state is None:
             return "unmeasured", "unmeasured: no classic step was timed yet", None
-        owed = policy.ledger.owed(policy.cost.classic_s(1, state.context_len) or 0.0)
-        offered = state.acceptance.free.trials(1) > 0
-        if not policy.paid and not offered:
-            what = "the drafter found nothing to offer"
-            if policy.rests:
-                what = (
-                    f"the loss budget is spent: {owed} are owed, and lookups rest until it is paid"
-                )
-            return "decline", f"decline: {what}", None
-        most, context_len = policy.max_k, state.context_len
-        limits = Limits(most if offered else 0, most if policy.paid else 0)
-        view = RoundView(
-            remaining=most + 1, context_len=context_len, proposed=limits.free, ceiling=most
-        )
-        begun = replace(state, k=0)
-        step = StepView(rounds=(view,))
-        plan = plan_step(policy.cost, step, [begun], [limits], context_len)
-        if plan is None or not plan.top.num_rows:
-            return "unmeasured", "unmeasured: no verify was timed yet", None
-        best = min(plan.top.speedup, 1.0 + plan.top.num_rows)
-        if not plan.num_rows:
-            return "decline", plan.reason("decline"), best
-        refusal = refuse(plan, policy.ledger, [begun])
-        if refusal and not policy.affordable(plan, step, [begun], [limits], context_len):
-            return "decline", refusal, best
-        return "enable", plan.reason("enable"), best
+        found = forecast(self.pairing, [replace(state, k=0)])
+        return found.verdict, found.reason, found.speedup
 
     def _predict(self, k: int) -> float | None:
         """Return S of a width, None if the request or its cost is unknown."""
