@@ -86,7 +86,7 @@ def generate(
         check_writable(record)
     with status(f"loading {model}"):
         engine = load(model, config)
-    recorder = None if record is None else _recorder(engine, model)
+    recorder = None if record is None else trace_recorder(engine, model)
     with engine:
         reply = _stream(engine, _prompt_for(engine, text, chat), params, echo=not json_output)
     if json_output:
@@ -98,7 +98,7 @@ def generate(
         write_text(record, recorder.as_json())
 
 
-def _recorder(engine: Engine, model: str) -> TraceRecorder:
+def trace_recorder(engine: Engine, model: str) -> TraceRecorder:
     """Return a recorder of all steps that an engine will run."""
     from slipstream.policy.record import TraceRecorder
 
