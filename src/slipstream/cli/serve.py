@@ -74,7 +74,7 @@ def serve(
         print(f"serving {name} on {run.address_of(sock)}", file=sys.stderr, flush=True)
 
     try:
-        run.serve(engine, sock, config, name, ready)
+        run.HttpServer(engine, sock, config, name).run(ready)
     finally:
         if record is not None and recorder is not None:
             write_text(record, recorder.as_json())

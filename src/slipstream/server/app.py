@@ -14,14 +14,14 @@ from starlette.exceptions import HTTPException
 from slipstream import __version__
 from slipstream.config import ServerConfig
 from slipstream.engine.engine import Engine
-from slipstream.errors import SlipstreamError
+from slipstream.errors import RequestError, SlipstreamError
 from slipstream.server import dashboard
-from slipstream.server.answer import Answer
+from slipstream.server.answer import JSON, Answer
 from slipstream.server.ask import Ask, chat_ask, check_model, completion_ask
 from slipstream.server.bridge import Bridge
 from slipstream.server.failures import (
     HttpFailure,
-    error_object,
+    error_body,
     headers_of,
     status_of,
     validation_failure,
@@ -90,7 +90,10 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     config, speller = service.config, Speller(service.engine.tokenizer)  # type: ignore[arg-type]
 
     async def answer(ask: Ask, kind: type[Form]) -> Response:
-        stream = await service.bridge.open(ask.prompts, ask.params, is_streamed=ask.is_streamed)
+        try:
+            stream = await service.bridge.open(ask.prompts, ask.params, is_streamed=ask.is_streamed)
+        except RequestError as error:
+            raise ask.renamed(error) from None
         form = kind(ask, speller, service.model)
         return Answer(stream, form, is_streamed=ask.is_streamed, timeout_s=config.request_timeout)
 
@@ -132,9 +135,9 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         return model()
 
     @app.get("/v1/speculation")
-    async def speculation() -> dict[str, Any]:
+    def speculation() -> dict[str, Any]:  # in a thread: it waits for the end of a step
         """Say how rounds are sized at present, and why."""
-        return explain(engine)
+        return explain(bridge.threaded)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
@@ -154,6 +157,8 @@ def _add_facts(app: FastAPI, service: Service) -> None:
             drafter=name,
             drafter_failure=failure,
             running_or_waiting=bridge.num_open,
+            kv_pages_used=engine.pages.num_taken,
+            kv_pages=engine.pages.num_pages,
         )
         return JSONResponse(value.model_dump(), status_code=200 if state == "ok" else 503)
 
@@ -170,19 +175,23 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
 async def _failed(_: Request, error: Exception) -> Response:
     assert isinstance(error, SlipstreamError)
-    return JSONResponse(error_object(error), status_of(error), headers_of(error))
+    return _error_response(error)
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return JSONResponse(error_object(validation_failure(list(error.errors()))), 400)
+    return _error_response(validation_failure(list(error.errors())))
+
+
+def _error_response(error: SlipstreamError) -> Response:
+    return Response(error_body(error), status_of(error), headers_of(error), JSON)
 
 
 async def _http_failed(_: Request, error: Exception) -> Response:
     """Answer what the framework refuses: no such path, a wrong method, a body it cannot read."""
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, HttpFailure):  # a limit of the body, met while reading it
-        return await _failed(_, error.__cause__)
+        return _error_response(error.__cause__)
     codes = {404: "unknown_path", 405: "wrong_method"}
     failure = HttpFailure(
         error.status_code,
@@ -190,4 +199,4 @@ async def _http_failed(_: Request, error: Exception) -> Response:
         code=codes.get(error.status_code, "invalid_body"),
         headers=error.headers,
     )
-    return await _failed(_, failure)
+    return _error_response(failure)

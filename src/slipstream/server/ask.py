@@ -7,7 +7,7 @@ completion); everything else has the engine's own.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class Ask:
 
     Attributes:
         ignored: keys of the body that nobody knows, to be named in the reply.
+        names: what the body calls parameters that have another name in the engine.
     """
 
     prompts: Sequence[Prompt]
@@ -64,6 +65,17 @@ class Ask:
     is_streamed: bool
     wants_usage: bool
     ignored: tuple[str, ...]
+    names: Mapping[str, str]
+
+    def renamed(self, error: RequestError) -> RequestError:
+        """Return the engine's error in the words of the request's body."""
+        name = self.names.get(error.param or "")
+        if name is None:
+            return error
+        message = error.message
+        if message.startswith(f"{error.param} "):
+            message = name + message.removeprefix(str(error.param))
+        return RequestError(message, param=name, code=error.code, hint=error.hint)
 
 
 def chat_ask(body: ChatRequest, config: ServerConfig) -> Ask:
@@ -93,7 +105,8 @@ def chat_ask(body: ChatRequest, config: ServerConfig) -> Ask:
     if body.tools and body.tool_choice != "none":
         variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in body.tools]
     messages = [_message(message) for message in body.messages]
-    return _ask(body, [Conversation(messages=messages, variables=variables)], values)
+    names = {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": name}
+    return _ask(body, [Conversation(messages=messages, variables=variables)], values, names)
 
 
 def completion_ask(body: CompletionRequest, config: ServerConfig) -> Ask:
@@ -117,7 +130,7 @@ def completion_ask(body: CompletionRequest, config: ServerConfig) -> Ask:
         raise RequestError(
             f"prompt must be at most {MAX_PROMPTS} prompts, got {len(prompts)}", param="prompt"
         )
-    return _ask(body, prompts, values)
+    return _ask(body, prompts, values, {})
 
 
 def check_model(name: str | None, served: str) -> None:
@@ -157,7 +170,12 @@ def k_of(asked: Speculation | None) -> KSetting | None:
     return None
 
 
-def _ask(body: SamplingFields, prompts: Sequence[Prompt], values: dict[str, Any]) -> Ask:
+def _ask(
+    body: SamplingFields,
+    prompts: Sequence[Prompt],
+    values: dict[str, Any],
+    names: Mapping[str, str],
+) -> Ask:
     wants_usage = False
     if body.stream_options is not None:
         if not body.stream:
@@ -169,6 +187,7 @@ def _ask(body: SamplingFields, prompts: Sequence[Prompt], values: dict[str, Any]
         is_streamed=bool(body.stream),
         wants_usage=wants_usage,
         ignored=_unknown(body),
+        names={"k": "speculation.k", **names},
     )
 
 

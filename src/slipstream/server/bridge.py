@@ -22,7 +22,7 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.prompt import Prompt
 from slipstream.engine.request import Request
 from slipstream.engine.threaded import ThreadedEngine
-from slipstream.errors import SlipstreamError
+from slipstream.errors import RequestError, SlipstreamError
 from slipstream.server.failures import HttpFailure
 from slipstream.server.metrics import Metrics
 from slipstream.types import Chunk, SamplingParams
@@ -82,7 +82,7 @@ class Bridge:
             requests = await self._loop.run_in_executor(self._checkers, check)
             if self.is_draining:
                 raise stopping()
-            stream = Stream(self, requests, is_streamed=is_streamed)
+            stream = Stream(self, requests, is_streamed=is_streamed, forbids=_forbids(params))
             self._streams.add(stream)
             self.num_open += stream.num_choices
             return stream
@@ -120,6 +120,10 @@ def stopping() -> HttpFailure:
     return HttpFailure(503, "the server is stopping", code="stopping", headers={"Retry-After": "5"})
 
 
+def _forbids(params: SamplingParams) -> bool:
+    return bool(params.bad_words or params.bad_words_ids or params.logit_bias)
+
+
 Arrival = tuple[int, Item]  # which prompt, and what came
 
 
@@ -133,6 +137,7 @@ class Stream:
 
     Args:
         requests: the choices of each prompt.
+        forbids: the request forbids tokens, so it is to blame where none is left to choose.
 
     Attributes:
         num_choices: replies that it will bring.
@@ -140,7 +145,12 @@ class Stream:
     """
 
     def __init__(
-        self, bridge: Bridge, requests: Sequence[list[Request]], *, is_streamed: bool
+        self,
+        bridge: Bridge,
+        requests: Sequence[list[Request]],
+        *,
+        is_streamed: bool,
+        forbids: bool,
     ) -> None:
         self.num_choices = self.left = sum(map(len, requests))
         self._bridge = bridge
@@ -149,9 +159,12 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
         self._error: SlipstreamError | None = None
         self._is_closed = False
+        self._forbids = forbids
         try:
             for index, choices in enumerate(requests):
                 bridge.threaded.queue(choices, _Receiver(bridge, self, index, choices, is_streamed))
+                for request in choices:
+                    bridge.metrics.started(request)
         except SlipstreamError:  # the engine was closed
             raise stopping() from None
 
@@ -179,7 +192,10 @@ class Stream:
             if isinstance(item, SlipstreamError):
                 self.fail(item)
             elif item.error is not None:
-                self.fail(item.error)
+                error = item.error
+                if self._forbids and not isinstance(error, RequestError):
+                    error = RequestError(error.message, code="no_token", hint=error.hint)
+                self.fail(error)
             else:
                 self.left -= item.reply is not None
                 self._arrived.append((index, item))
@@ -256,9 +272,9 @@ class _Receiver:
         self._last_s[chunk.choice] = now
         if chunk.token_ids:
             if request.sequence.num_generated == len(chunk.token_ids):
-                metrics.started(request)
                 metrics.first_token(waited)
             else:
-                metrics.inter_token(waited)
+                for _ in chunk.token_ids:
+                    metrics.inter_token(waited / len(chunk.token_ids))
         if chunk.reply is not None:
             metrics.finished(chunk.reply.finish_reason)

@@ -20,6 +20,8 @@ from typing import Any
 
 from slipstream.errors import RequestError, SlipstreamError
 
+# How pydantic names the alternatives of a field that may be of several types, besides list[...].
+_TYPE_NAMES = frozenset({"str", "int", "float", "bool"})
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -106,8 +108,9 @@ def validation_failure(problems: list[Any]) -> RequestError:
 
 
 def _field(path: list[str]) -> str:
-    """Return where a problem is, e.g. messages.0.role; names of alternatives are left out."""
-    return ".".join(part for part in path if part.isdigit() or part.isidentifier())
+    """Return where a problem is, e.g. messages.0.role, down to a choice of types."""
+    end = next((i for i, part in enumerate(path) if part in _TYPE_NAMES or "[" in part), len(path))
+    return ".".join(path[:end])
 
 
 def _short(value: Any) -> str:

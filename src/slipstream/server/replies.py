@@ -142,6 +142,8 @@ class Health(_Described):
     drafter: str
     drafter_failure: str | None
     running_or_waiting: int
+    kv_pages_used: int
+    kv_pages: int
 
 
 class Version(_Described):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -27,9 +27,9 @@ from slipstream.server.metrics import Metrics
 
 SAVE_EVERY_S = 60.0  # a save takes some milliseconds, between two steps
 BACKLOG = 1024  # connections that the system holds until they are accepted
-END_S = 5.0  # for clients to take the last bytes, once streams have ended
+END_S = 5  # for clients to take the last bytes, once streams have ended
 
-_log = logging.getLogger(__name__)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -65,59 +65,65 @@ def address_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(
-    engine: Engine,
-    sock: socket.socket,
-    config: ServerConfig,
-    model: str,
-    ready: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve an engine until a signal ends it; the engine is closed then.
+class HttpServer:
+    """Serves an engine from a bound socket; the engine is closed at the end.
 
     Args:
         model: what requests call it.
-        ready: called once requests are accepted.
     """
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(engine, sock, config, model, ready))
 
+    def __init__(
+        self, engine: Engine, sock: socket.socket, config: ServerConfig, model: str
+    ) -> None:
+        self._engine = engine
+        self._sock = sock
+        self._config = config
+        self._model = model
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: _Server | None = None
 
-async def _serve(
-    engine: Engine,
-    sock: socket.socket,
-    config: ServerConfig,
-    model: str,
-    ready: Callable[[], None],
-) -> None:
-    metrics = Metrics(engine)
-    max_open = engine.config.max_num_seqs + config.max_queue
-    bridge = Bridge(engine, metrics, max_open=max_open)
-    app = make_app(
-        Service(engine=engine, bridge=bridge, metrics=metrics, config=config, model=model)
-    )
-    server = _Server(
-        uvicorn.Config(
-            app,
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until a signal, or `stop`, ends it.
+
+        Args:
+            ready: called once requests are accepted.
+        """
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(self._serve(ready))
+
+    def stop(self) -> None:
+        """End gracefully, or at once the second time. Any thread may call this while it serves."""
+        if self._loop is not None and self._server is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._server.stop)
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        engine, config = self._engine, self._config
+        metrics = Metrics(engine)
+        max_open = engine.config.max_num_seqs + config.max_queue
+        bridge = Bridge(engine, metrics, max_open=max_open)
+        service = Service(
+            engine=engine, bridge=bridge, metrics=metrics, config=config, model=self._model
+        )
+        settings = uvicorn.Config(
+            make_app(service),
             lifespan="off",
+            ws="none",
             access_log=False,
             log_config=None,
-            log_level="warning",
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=config.receive_timeout,
-            timeout_graceful_shutdown=config.shutdown_timeout + round(END_S),
-            ws="none",
-        ),
-        bridge,
-        config.shutdown_timeout,
-    )
-    keeper = asyncio.create_task(_keep(bridge))
-    asyncio.get_running_loop().call_soon(ready)
-    try:
-        await server.serve(sockets=[sock])
-    finally:
-        keeper.cancel()
-        bridge.close()
+            timeout_graceful_shutdown=config.shutdown_timeout + END_S,
+        )
+        self._server = _Server(settings, bridge, config.shutdown_timeout, ready)
+        self._loop = asyncio.get_running_loop()
+        keeper = asyncio.create_task(_keep(bridge))
+        try:
+            await self._server.serve(sockets=[self._sock])
+        finally:
+            keeper.cancel()
+            bridge.close()
 
 
 async def _keep(bridge: Bridge) -> None:
@@ -133,35 +139,44 @@ async def _keep(bridge: Bridge) -> None:
 class _Server(uvicorn.Server):
     """Stops in two stages."""
 
-    def __init__(self, config: uvicorn.Config, bridge: Bridge, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, bridge: Bridge, grace_s: float, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._bridge = bridge
         self._grace_s = grace_s
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets=sockets)
+        self._ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Take signals while serving; none is raised again afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         loop = asyncio.get_running_loop()
-        handled = (signal.SIGINT, signal.SIGTERM)
 
-        def take(number: int, _: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self._stop)
+        def take(_: int, __: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.stop)
 
-        before = {number: signal.signal(number, take) for number in handled}
+        before = {number: signal.signal(number, take) for number in SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """End gracefully at first, then at once."""
-        loop = asyncio.get_running_loop()
         if self.should_exit:
             self._bridge.end_all(stopping())
             self.force_exit = True
             return
         self.should_exit = True
         self._bridge.drain()
-        _log.info("stopping: running requests may take %g s more", self._grace_s)
+        loop = asyncio.get_running_loop()
         loop.call_later(self._grace_s, self._bridge.end_all, stopping())
