@@ -73,6 +73,8 @@ def server() -> Iterator[Inside]:
         ({"speculation": {"mode": "fast"}}, "speculation.mode"),
         ({"speculation": {"mode": "fixed"}}, "speculation.k"),
         ({"speculation": {"mode": "fixed", "k": 99}}, "speculation.k"),
+        ({"speculation": {"k": 16}}, "speculation.k"),
+        ({"speculation": {"k": -1}}, "speculation.k"),
         ({"speculation": {"mode": "off", "k": 2}}, "speculation.k"),
         ({"speculation": {"width": 2}}, "speculation.width"),
         ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
@@ -271,6 +273,7 @@ def test_a_ceiling_of_the_server_holds_for_every_request() -> None:
         narrow = server.complete(speculation={"mode": "fixed", "k": 3}, **LONG)
         report = narrow.value["slipstream"]["choices"][0]["speculation"]
         assert max(map(int, report["k_histogram"])) == 3
+        assert server.complete(speculation={"k": 4}).value["error"]["param"] == "speculation.k"
     with inside(fake_engine(drafter=NGramDrafter, k="off", max_model_len=512)) as server:
         for mode in ("auto", "off"):
             answer = server.complete(speculation={"mode": mode}, **LONG).value

@@ -91,7 +91,7 @@ def check_request(
     for choice in range(params.n):
         drafters, failure = _drafters(pairing.make_drafters)
         number = next(numbers)
-        requested_k, ceiling = _k(params.k, limits, drafters)
+        requested_k, ceiling = _k(params, limits, drafters)
         name = "+".join(drafter.name for drafter in drafters) or "none"
         sampler = Sampler(
             params,
@@ -171,11 +171,17 @@ def _drafters(
     return drafters, failure
 
 
-def _k(asked: KSetting | None, limits: Limits, drafters: Sequence[Drafter]) -> tuple[KSetting, int]:
+def _k(params: SamplingParams, limits: Limits, drafters: Sequence[Drafter]) -> tuple[KSetting, int]:
     """Return the k setting in force and the largest k that it, engine and drafters allow."""
-    ceiling = min(k_ceiling(limits.k), limits.max_k)
+    asked, ceiling = params.k, min(k_ceiling(limits.k), limits.max_k)
     if drafters:
         ceiling = min(ceiling, max(drafter.max_k for drafter in drafters))
+    if params.max_k is not None:
+        if not 0 <= params.max_k <= ceiling:
+            raise RequestError(
+                f"max_k must be in [0, {ceiling}] here, got {params.max_k}", param="max_k"
+            )
+        ceiling = params.max_k
     try:
         k = limits.k if asked is None else parse_k(asked)
     except ConfigError as error:

@@ -149,25 +149,25 @@ def check_model(name: str | None, served: str) -> None:
         )
 
 
-def k_of(asked: Speculation | None) -> KSetting | None:
-    """Return the engine's k setting that a request's `speculation` stands for.
+def k_of(asked: Speculation | None) -> tuple[KSetting | None, int | None]:
+    """Return the engine's k and max_k that a request's `speculation` stands for.
 
     Raises:
         RequestError: mode and k contradict each other.
     """
     if asked is None:
-        return None
+        return None, None
     if asked.mode == "fixed":
         if asked.k is None:
             raise RequestError("speculation.mode fixed needs a k", param="speculation.k")
-        return asked.k
+        return asked.k, None
     if asked.mode == "off":
         if asked.k:
             raise RequestError(
                 f"speculation.mode off drafts 0 tokens, got k {asked.k}", param="speculation.k"
             )
-        return "off"
-    return None
+        return "off", None
+    return "auto", asked.k
 
 
 def _ask(
@@ -187,7 +187,7 @@ def _ask(
         is_streamed=bool(body.stream),
         wants_usage=wants_usage,
         ignored=_unknown(body),
-        names={"k": "speculation.k", **names},
+        names={"k": "speculation.k", "max_k": "speculation.k", **names},
     )
 
 
@@ -197,7 +197,7 @@ def _shared(body: SamplingFields) -> dict[str, Any]:
         name: getattr(body, name) for name in _PLAIN if getattr(body, name) is not None
     }
     values["temperature"] = TEMPERATURE if body.temperature is None else body.temperature
-    values["k"] = k_of(body.speculation)
+    values["k"], values["max_k"] = k_of(body.speculation)
     if body.logit_bias is not None:
         values["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
     return values
