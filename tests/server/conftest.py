@@ -27,6 +27,7 @@ def server(toy: Path) -> Iterator[ServerProcess]:
     """A server of it, which calls the model "toy"."""
     with serving(toy, "--served-model-name", "toy") as process:
         yield process
+        assert not any("Traceback" in line for line in process.lines), "".join(process.lines)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ load_all_checks()
 positive_data_acceptance = CHECKS.get_one("positive_data_acceptance")
 
 
-EXAMPLES = 1500
+EXAMPLES = 30
 WORK = ("/v1/chat/completions", "/v1/completions")
 FACTS = ("/v1/models", "/v1/models/{name}", "/health", "/version", "/v1/speculation")
 CASES = [(path, mode) for path in WORK for mode in GenerationMode]
@@ -43,6 +43,7 @@ def test_a_generated_request_is_answered_as_documented(
     def hold(case: Any) -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
             case.body.pop("model", None)
+            case.body["stream"] = len(str(case.body)) % 2 == 0
         response = case.call(timeout=60)
         # Ranges are the engine's: the document has types, so what fits it may still be refused.
         case.validate_response(response, excluded_checks=[positive_data_acceptance])

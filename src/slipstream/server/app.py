@@ -46,8 +46,14 @@ _REFUSED: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorReply, "description": "The request was refused."},
     "5XX": {"model": ErrorReply, "description": "The request could not be served."},
 }
+_EVENT = {
+    "type": "object",
+    "description": "A server-sent event; its data is a JSON object, that of the last one [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
 _EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    200: {"content": {"text/event-stream": {"schema": _EVENT}}}
 }
 
 
@@ -170,7 +176,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/", response_class=HTMLResponse)
     async def page() -> HTMLResponse:
         """Show what the server does, live."""
-        return HTMLResponse(dashboard.page())
+        return HTMLResponse(dashboard.page(), headers=dashboard.headers())
 
 
 async def _failed(_: Request, error: Exception) -> Response:
