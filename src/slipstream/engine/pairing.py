@@ -61,13 +61,14 @@ class Pairing:
         return self.folder / self.key.file_name
 
     def drafter_state(self) -> tuple[str, str | None]:
-        """Return the drafter's name, "none" for none, and why it cannot be made, if it cannot."""
-        if self.make_drafter is None:
-            return "none", None
-        try:
-            return self.make_drafter().name, None
-        except Exception as error:
-            return "none", f"{type(error).__name__}: {error}".rstrip(": ")
+        """Return the drafters' names, "none" for none, and why one cannot be made."""
+        names, failure = [], None
+        for make_drafter in self.make_drafters:
+            try:
+                names.append(make_drafter().name)
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}".rstrip(": ")
+        return "+".join(names) or "none", failure
 
     def save(self) -> bool:
         """Write the profile, if one is kept; where that fails, one line in the log says so.
