@@ -9,14 +9,16 @@ the time to the first token, at eight clients with prompts of 64 tokens, is at m
 The server is a process of its own. Its clients are raw sockets in this one, read by one thread, so
 they take from the same cores as little as a client can. `generate` runs in this process as well,
 in turns with the streams, and both count (tokens - 1) / (last token - first token); replies are
-compared. What is asked are conversations of the built-in workload, eight of a group, first one
-after the other and then at once. Nothing is cached from one to the next: prefix cache and profile
-are off. Prompts of 64 tokens are pieces of one text, all different.
+compared. What is asked are the built-in workload's conversations with prompts of at most 130
+tokens, eight of a group, first one after the other and then at once. Nothing is cached from one to
+the next: prefix cache and profile are off. Prompts of 64 tokens are pieces of one text, all
+different.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import selectors
@@ -40,6 +42,7 @@ from slipstream.bench.workload import open_workload
 CLIENTS = 8
 PROMPT, TOKENS = 64, 128
 TTFT_ROUNDS = 6
+LONGEST_PROMPT = 130  # of the built-in conversations that take part
 SETTINGS = {"profile": "off", "prefix_cache": "off"}
 MODES = ("off", "auto")
 OVERHEAD_BAR, SCALING_BAR, TTFT_BAR_S = 0.15, 2.5, 1.5
@@ -200,10 +203,18 @@ def pieces(engine: Any, count: int) -> list[str]:
     return found
 
 
-def grouped(count: int) -> list[list[Any]]:
-    """Return groups of eight conversations, the workload's categories in turn."""
+def grouped(engine: Any, count: int) -> list[list[Any]]:
+    """Return groups of eight conversations with short prompts, the categories in turn."""
+
+    def is_short(messages: Any) -> bool:
+        return engine.check(messages)[0].sequence.prompt_len <= LONGEST_PROMPT
+
     categories = open_workload("built-in").categories.values()
-    mixed = [c.messages(0, []) for some in zip(*categories, strict=False) for c in some]
+    firsts = [[c.messages(0, []) for c in some] for some in categories]
+    short = [list(filter(is_short, some)) for some in firsts]
+    mixed = [messages for turn in itertools.zip_longest(*short) for messages in turn if messages]
+    if len(mixed) < count * CLIENTS:
+        raise SystemExit(f"--groups must be in [1, {len(mixed) // CLIENTS}], got {count}")
     return [mixed[index * CLIENTS :][:CLIENTS] for index in range(count)]
 
 
@@ -216,7 +227,7 @@ def main() -> int:
     options = parser.parse_args()
     path = find_model(options.model)
     engine = load(str(path), **SETTINGS)
-    groups = grouped(options.groups)
+    groups = grouped(engine, options.groups)
     everything = [messages for group in groups for messages in group]
     result: dict[str, Any] = {"schema": 1, "overhead": {}, "throughput": {}}
     with server(options.model) as address:
