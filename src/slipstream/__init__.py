@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         RequestError,
         SlipstreamError,
     )
-    from slipstream.types import Chunk, DetailedReply, Reply, SamplingParams
+    from slipstream.types import Chunk, DetailedReply, Grammar, Reply, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -41,6 +41,7 @@ __all__ = [
     "DetailedReply",
     "Engine",
     "EngineConfig",
+    "Grammar",
     "LoadError",
     "MismatchError",
     "Reply",
@@ -59,6 +60,7 @@ _HOMES = {
     "DetailedReply": "slipstream.types",
     "Engine": "slipstream.engine.engine",
     "EngineConfig": "slipstream.config",
+    "Grammar": "slipstream.types",
     "LoadError": "slipstream.errors",
     "MismatchError": "slipstream.errors",
     "Reply": "slipstream.types",

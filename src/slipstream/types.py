@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -11,8 +13,31 @@ from slipstream.errors import SlipstreamError
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Verdict = Literal["enable", "decline", "fixed", "off", "unmeasured"]
 KSetting = int | Literal["auto", "off"]
+GrammarKind = Literal["json_object", "json_schema", "regex"]
 
 MAX_K = 15  # drafted tokens of a round; with the anchor, 16 rows share one weight read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """What a whole reply must look like.
+
+    Attributes:
+        kind: "json_object" (any JSON object), "json_schema" or "regex".
+        definition: the schema, as JSON text or as the value itself, which becomes text; or the
+            pattern. Empty for a JSON object.
+    """
+
+    kind: GrammarKind
+    definition: str = ""
+
+    def __post_init__(self) -> None:
+        value: Any = self.definition
+        if isinstance(value, Mapping | bool):
+            # What JSON cannot say stays as it is, to be refused by whoever checks the request.
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                value = json.dumps(value, allow_nan=False)
+        object.__setattr__(self, "definition", value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +70,9 @@ class SamplingParams:
         n: replies to one prompt, in [1, 64]; each has noise of its own under the same seed.
         logprobs: alternatives to report with each token's log-probability, in [0, 20]; None
             reports nothing.
+        grammar: what the reply must look like; a reply that ends by itself always does.
+        prediction: text that the reply is expected to resemble: drafts come from it, so it changes
+            the clock and never the reply.
     """
 
     max_tokens: int = 256
@@ -67,6 +95,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     n: int = 1
     logprobs: int | None = None
+    grammar: Grammar | None = None
+    prediction: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop_token_ids", "logit_bias", "bad_words_ids", "bad_words", "stop"):

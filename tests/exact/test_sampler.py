@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from slipstream.engine.matcher import Matcher
 from slipstream.engine.sampling import (
     PickKernel,
     Sampler,
@@ -245,10 +247,11 @@ def test_a_mask_that_forbids_all_is_an_error_and_one_that_leaves_a_token_takes_i
         SamplingParams(temperature=1.0, top_p=0.5), vocab_size=64, seed=0, kernel=kernel
     )
     allowed = np.zeros(64, np.bool_)
+    history = sampler.history([0], cast("Matcher", SimpleNamespace(allowed=lambda: allowed)))
     with pytest.raises(SlipstreamError):
-        sampler.pick(row, sampler.history([0]), 1, allowed=allowed)
+        sampler.pick(row, history, 1)
     allowed[63] = True
-    assert sampler.pick(row, sampler.history([0]), 1, allowed=allowed) == 63
+    assert sampler.pick(row, history, 1) == 63
 
 
 def test_bad_arguments_are_refused(isa: str) -> None:

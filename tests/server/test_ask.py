@@ -13,7 +13,7 @@ from slipstream.errors import ConfigError
 from slipstream.server.ask import Ask, chat_ask, completion_ask
 from slipstream.server.schema import ChatRequest, CompletionRequest
 from slipstream.server.speculative_config import speculative_settings
-from slipstream.types import SamplingParams
+from slipstream.types import Grammar, SamplingParams
 
 CONFIG = ServerConfig()
 TURNS = [{"role": "user", "content": "hi"}]
@@ -63,6 +63,22 @@ def test_what_is_not_said_has_the_documented_default() -> None:
         ("speculation", {"mode": "fixed", "k": 0}, "k", 0),
         ("speculation", {"mode": "auto", "k": 4}, "max_k", 4),
         ("speculation", {"k": 4}, "k", "auto"),
+        ("response_format", {"type": "text"}, "grammar", None),
+        ("response_format", {"type": "json_object"}, "grammar", Grammar(kind="json_object")),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}},
+            "grammar",
+            Grammar(kind="json_schema", definition='{"type": "null"}'),
+        ),
+        ("guided_regex", "a+", "grammar", Grammar(kind="regex", definition="a+")),
+        ("prediction", {"type": "content", "content": "x"}, "prediction", "x"),
+        (
+            "prediction",
+            {"type": "content", "content": [{"type": "text", "text": t} for t in "xy"]},
+            "prediction",
+            "xy",
+        ),
     ],
 )
 def test_a_field_reaches_its_parameter(field: str, value: Any, name: str, meant: Any) -> None:

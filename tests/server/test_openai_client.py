@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -167,6 +167,46 @@ def test_a_request_lowers_the_ceiling_and_never_the_text(client: Any) -> None:
             extra_body={"speculation": {"mode": "fixed", "k": 16}}, **asked
         )
     assert wide.value.param == "speculation.k"
+
+
+def test_a_schema_is_kept_in_every_mode(client: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Answer(pydantic.BaseModel):  # type: ignore[name-defined, misc]
+        sure: bool
+        colour: Literal["red", "blue"]
+
+    texts = set()
+    for mode in ({"mode": "off"}, {"mode": "fixed", "k": 5}):
+        reply = client.chat.completions.parse(
+            messages=TURNS,
+            response_format=Answer,
+            max_tokens=200,
+            extra_body={"speculation": mode},
+            **GREEDY,
+        )
+        texts.add(reply.choices[0].message.content)
+        assert isinstance(reply.choices[0].message.parsed, Answer)
+        assert reply.usage.completion_tokens_details is None
+    assert len(texts) == 1
+
+
+def test_a_prediction_is_drafted_from_and_counted_and_changes_nothing(client: Any) -> None:
+    asked = {"messages": TURNS, "max_tokens": 80, **GREEDY}
+    plain = client.chat.completions.create(**asked)
+    text = plain.choices[0].message.content
+    counts = {}
+    for name, content in (("right", text), ("wrong", "never said " * 20)):
+        reply = client.chat.completions.create(
+            prediction={"type": "content", "content": content}, **asked
+        )
+        assert reply.choices[0].message.content == text
+        details = reply.usage.completion_tokens_details
+        counts[name] = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+        own = reply.slipstream["choices"][0]["speculation"]["sources"]["prediction"]
+        assert counts[name] == (own["accepted"], own["drafted"] - own["accepted"])
+    assert plain.usage.completion_tokens_details is None
+    assert counts["wrong"][0] <= counts["right"][0]
 
 
 def test_refusals_are_the_clients_own_exceptions(client: Any) -> None:

@@ -6,13 +6,14 @@ import dataclasses
 import inspect
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from slipstream.cli import main
 from slipstream.cli.sampling import OTHER_FIELDS, sampling_params, with_sampling_flags
 from slipstream.engine.engine import Engine
-from slipstream.types import SamplingParams
+from slipstream.types import Grammar, SamplingParams
 from tests.fake_talker import loader
 
 FIELDS = {item.name: item.default for item in dataclasses.fields(SamplingParams)}
@@ -83,6 +84,38 @@ def test_flags_reach_the_request(
     assert asked == [dataclasses.replace(SamplingParams(), **{field: value})]  # type: ignore[arg-type]
 
 
+def test_a_grammar_and_a_prediction_reach_the_request(
+    asked: list[SamplingParams], tmp_path: Path
+) -> None:
+    schema, text = tmp_path / "schema.json", tmp_path / "text.txt"
+    schema.write_text('{"type": "object"}\n')
+    text.write_text("said before\n")
+    for words, fields in (
+        (["--json-object"], {"grammar": Grammar(kind="json_object")}),
+        (
+            ["--json-schema", str(schema)],
+            {"grammar": Grammar(kind="json_schema", definition='{"type": "object"}\n')},
+        ),
+        (["--prediction", str(text)], {"prediction": "said before\n"}),
+    ):
+        assert main(["generate", "tiny", "-p", "hi", *words]) == 0
+        assert asked.pop() == SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("flag", ["--json-schema", "--prediction"])
+@pytest.mark.usefixtures("asked")
+def test_a_file_that_cannot_be_read_is_named(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    for path, message in ((tmp_path / "none", "No such file"), (empty, "is empty")):
+        assert main(["generate", "no-such-model", "-p", "hi", flag, str(path)]) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert str(path) in err
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -90,6 +123,7 @@ def test_flags_reach_the_request(
         *(["--temperature", "nan"], ["--temperature", "inf"], ["--presence-penalty", "nan"]),
         *(["--min-tokens", "-1"], ["--stop-token-id", "x"], ["--logprobs", "-1", "--json"]),
         ["--logprobs", "2"],
+        ["--json-object", "--json-schema", "schema.json"],
     ],
 )
 @pytest.mark.usefixtures("asked")

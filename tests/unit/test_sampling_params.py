@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.engine.sampling import validate_sampling
 from slipstream.errors import RequestError
-from slipstream.types import SamplingParams
+from slipstream.types import Grammar, SamplingParams
 
 VOCAB_SIZE = 100
 NAN, INF = float("nan"), float("inf")
@@ -94,6 +94,18 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("seed", 2**64, "seed must be in [0, 2**64), got 18446744073709551616"),
     ("seed", 1.0, "seed must be an integer, got 1.0"),
     ("ignore_eos", 1, "ignore_eos must be true or false, got 1"),
+    ("grammar", "json", "grammar must be a Grammar, got 'json'"),
+    (
+        "grammar",
+        Grammar(kind="yaml"),  # type: ignore[arg-type]
+        "grammar must be of one of the kinds json_object, json_schema, regex, got 'yaml'",
+    ),
+    (
+        "grammar",
+        Grammar(kind="json_schema", definition={"const": float("nan")}),  # type: ignore[arg-type]
+        "grammar must be defined by JSON text, JSON values or a pattern, got 'dict'",
+    ),
+    ("prediction", ["text"], "prediction must be a text, got ['text']"),
 ]
 
 
@@ -109,6 +121,13 @@ def test_a_wrong_value_is_named(param: str, value: Any, message: str) -> None:
     assert caught.value.message.startswith(message)
     assert caught.value.param == param
     assert caught.value.code in ("invalid_value", "invalid_type")
+
+
+def test_a_grammar_needs_stop_ids() -> None:
+    params = SamplingParams(grammar=Grammar(kind="json_object"), ignore_eos=True)
+    with pytest.raises(RequestError, match="ignore_eos must be false with a grammar") as caught:
+        validate_sampling(params, vocab_size=VOCAB_SIZE)
+    assert (caught.value.param, caught.value.code) == ("ignore_eos", "invalid_value")
 
 
 def test_every_field_has_a_wrong_value_here() -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli.output import check_writable, write_text
-from slipstream.cli.prompts import read_prompt
+from slipstream.cli.prompts import read_prompt, read_text
 from slipstream.cli.sampling import sampling_params, with_sampling_flags
 from slipstream.cli.settings import engine_config, with_engine_flags
 from slipstream.cli.status import status
 from slipstream.cli.view import Ink, ReplyView, closing_line, print_faint
 from slipstream.errors import RequestError
-from slipstream.types import DetailedReply, Reply, SamplingParams
+from slipstream.types import DetailedReply, Grammar, Reply, SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
@@ -59,6 +59,28 @@ def generate(
             "[default: none]",
         ),
     ] = None,
+    json_object: Annotated[
+        bool,
+        typer.Option("--json-object", help="Have the model reply with a JSON object."),
+    ] = False,
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            "--json-schema",
+            metavar="FILE",
+            show_default=False,
+            help="Have the model reply with JSON that satisfies this schema.",
+        ),
+    ] = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(
+            "--prediction",
+            metavar="FILE",
+            show_default=False,
+            help="Draft from this text, which the reply is expected to resemble.",
+        ),
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -76,7 +98,12 @@ def generate(
     """
     if logprobs is not None and not json_output:
         raise RequestError("--logprobs are shown with --json only", param="logprobs")
-    params = dataclasses.replace(sampling_params(settings), logprobs=logprobs)
+    params = dataclasses.replace(
+        sampling_params(settings),
+        logprobs=logprobs,
+        grammar=_grammar(json_object, json_schema),
+        prediction=None if prediction is None else read_text(prediction, "prediction"),
+    )
     config = engine_config(settings)
     text = read_prompt(prompt, prompt_file)
 
@@ -96,6 +123,21 @@ def generate(
     print_faint(closing_line(reply, seed_matters=drawn), sys.stderr)
     if record is not None and recorder is not None:
         write_text(record, recorder.as_json())
+
+
+def _grammar(json_object: bool, schema_file: str | None) -> Grammar | None:
+    """Return the grammar that the flags ask for.
+
+    Raises:
+        RequestError: both flags are given, or the file cannot be read.
+    """
+    if schema_file is None:
+        return Grammar(kind="json_object") if json_object else None
+    if json_object:
+        raise RequestError(
+            "a reply follows either --json-object or --json-schema, got both", param="grammar"
+        )
+    return Grammar(kind="json_schema", definition=read_text(schema_file, "grammar"))
 
 
 def trace_recorder(engine: Engine, model: str) -> TraceRecorder:

@@ -1,4 +1,4 @@
-"""Reading a prompt from a flag, a file or stdin, and refusing what no model should be given."""
+"""Reading texts from flags, files or stdin, and refusing what no model should be given."""
 
 from __future__ import annotations
 
@@ -29,46 +29,60 @@ def read_prompt(text: str | None, file: str | None) -> str:
     if text is not None:
         return check_text(text, "--prompt")
     assert file is not None
+    return read_text(file)
+
+
+def read_text(file: str, what: str = "prompt") -> str:
+    """Return the text of a file, unchanged to the last newline.
+
+    Args:
+        file: its path; "-" is stdin.
+        what: the request field that it is for.
+
+    Raises:
+        RequestError: the file cannot be read, is empty, not UTF-8 or holds a NUL.
+    """
     source = "stdin" if file == "-" else file
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RequestError(f"cannot read the prompt from {source}: {reason}") from error
+        raise RequestError(f"cannot read the {what} from {source}: {reason}") from error
     try:
-        return check_text(data.decode("utf-8"), source)
+        return check_text(data.decode("utf-8"), source, what)
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"the prompt from {source} is not UTF-8: byte 0x{data[error.start]:02x} "
+            f"the {what} from {source} is not UTF-8: byte 0x{data[error.start]:02x} "
             f"at offset {error.start}",
-            param="prompt",
+            param=what,
             hint="convert the text to UTF-8 first",
         ) from error
 
 
-def check_text(prompt: str, source: str) -> str:
-    """Return a prompt as it is.
+def check_text(text: str, source: str, what: str = "prompt") -> str:
+    """Return a text as it is.
 
     Args:
         source: where it comes from, for the message.
+        what: the request field that it is for.
 
     Raises:
         RequestError: it is empty, not UTF-8 or holds a NUL.
     """
-    if not prompt:
-        raise RequestError(f"the prompt from {source} is empty", param="prompt")
-    if "\0" in prompt:
-        offset = prompt.index("\0")
+    if not text:
+        raise RequestError(f"the {what} from {source} is empty", param=what)
+    if "\0" in text:
+        offset = text.index("\0")
         raise RequestError(
-            f"the prompt from {source} holds a NUL at character {offset}",
-            param="prompt",
+            f"the {what} from {source} holds a NUL at character {offset}",
+            param=what,
             hint="is it a binary file?",
         )
     # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
+    if any("\ud800" <= character <= "\udfff" for character in text):
         raise RequestError(
-            f"the prompt from {source} is not UTF-8",
-            param="prompt",
+            f"the {what} from {source} is not UTF-8",
+            param=what,
             hint="convert the text to UTF-8 first",
         )
-    return prompt
+    return text

@@ -103,6 +103,8 @@ OTHER_FIELDS = {
     "k": "an engine setting as well, whose flag says it for both",
     "max_k": "the same",
     "logprobs": "only JSON shows them: a flag of generate alone",
+    "grammar": "two flags of generate alone, one of which names a file",
+    "prediction": "a file, a flag of generate alone",
     "n": "one reply is printed",
     "logit_bias": "a mapping",
     "bad_words": "for programs",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slipstream.config import k_ceiling, parse_k
 from slipstream.drafters.base import Drafter
+from slipstream.drafters.prediction import PredictedText
+from slipstream.engine.grammar import Grammars, Vocabulary
 from slipstream.engine.pairing import Pairing
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import PickKernel, Sampler, validate_sampling
 from slipstream.engine.sequence import TokenSequence
+from slipstream.engine.sources import free_sources
 from slipstream.engine.text import Detokenizer, ReplyText
 from slipstream.errors import ConfigError, RequestError
 from slipstream.kernels.ops import PAGE_SIZE
@@ -23,15 +26,8 @@ from slipstream.types import MAX_K, KSetting, SamplingParams
 DRAWN_SEED_BITS = 53
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Vocabulary, Protocol):
     """What the engine asks of a model's tokenizer."""
-
-    @property
-    def stop_ids(self) -> Collection[int]:
-        """Ids that end a reply."""
-
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        """Return the ids of a text."""
 
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one reply."""
@@ -70,8 +66,9 @@ def check_request(
     pairing: Pairing,
     numbers: Iterator[int],
     kernel: PickKernel,
+    grammars: Grammars,
 ) -> list[Request]:
-    """Check a request and return its choices.
+    """Check a request and return its choices; a grammar is compiled here.
 
     Args:
         numbers: yields a number of its own for every choice.
@@ -87,12 +84,19 @@ def check_request(
         stop_ids |= limits.model_stop_ids
     seed = _drawn_seed() if params.seed is None else params.seed
     bad_words = _bad_words(params.bad_words, tokenizer)
+    may_draft = pairing.policy is not None and params.k not in ("off", 0)
+    predicted = _predicted(params.prediction, tokenizer) if may_draft else None
     choices = []
     for choice in range(params.n):
         drafters, failure = _drafters(pairing.make_drafters)
         number = next(numbers)
         requested_k, ceiling = _k(params, limits, drafters)
-        name = "+".join(drafter.name for drafter in drafters) or "none"
+        matcher = grammars.matcher(params.grammar, stop_ids) if params.grammar else None
+        free = next((each for each in drafters if each.free), None)
+        paid = next((each for each in drafters if not each.free), None)
+        if drafters and may_draft:
+            free = free_sources(free, matcher, predicted, len(ids))
+        name = "+".join(each.name for each in (free, paid) if each is not None) or "none"
         sampler = Sampler(
             params,
             vocab_size=limits.vocab_size,
@@ -103,6 +107,7 @@ def check_request(
             kernel=kernel,
         )
         by_step = sampler.is_argmax or (limits.steps_sample and sampler.is_plain)
+        by_step = by_step and matcher is None
         request = Request(
             id=request_id,
             number=number,
@@ -115,12 +120,12 @@ def check_request(
             k_ceiling=ceiling,
             fixed_k=None if requested_k == "auto" and ceiling else ceiling,
             policy=pairing.policy_of(number, requested_k, drafter=name, ceiling=ceiling),
-            free_drafter=next((each for each in drafters if each.free), None),
-            paid_drafter=next((each for each in drafters if not each.free), None),
+            free_drafter=free,
+            paid_drafter=paid,
             drafter_name=name,
             drafter_failure=failure,
             sampler=sampler,
-            history=None if by_step else sampler.history(ids),
+            history=None if by_step else sampler.history(ids, matcher),
             min_tokens=params.min_tokens,
             reports_logprobs=params.logprobs is not None,
             num_choices=params.n,
@@ -187,12 +192,27 @@ def _k(params: SamplingParams, limits: Limits, drafters: Sequence[Drafter]) -> t
     except ConfigError as error:
         raise RequestError(error.message, param="k") from None
     if isinstance(k, int) and k > ceiling:
-        raise RequestError(f"k must be in [0, {ceiling}] here, got {k}", param="k")
+        raise RequestError(
+            f"k must be in [0, {ceiling}] here, got {k}",
+            param="k",
+            hint="a request may only lower the engine's own k",
+        )
     return k, min(ceiling, k_ceiling(k))
 
 
 def _drawn_seed() -> int:
     return int.from_bytes(os.urandom(8)) >> (64 - DRAWN_SEED_BITS)
+
+
+def _predicted(text: str | None, tokenizer: Tokenizer) -> PredictedText | None:
+    """Return a prediction's tokens, without what is put before any text."""
+    if not text:
+        return None
+    begins = len(tokenizer.encode("", parse_special=False))
+    try:
+        return PredictedText(tokenizer.encode(text, parse_special=False)[begins:])
+    except RequestError as error:
+        raise RequestError(error.message, param="prediction", code=error.code) from None
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:

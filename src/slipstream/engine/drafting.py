@@ -21,7 +21,10 @@ _log = logging.getLogger(__name__)
 def ask(
     request: Request, drafter: Drafter, k: int, clock: Clock, *, vocab_size: int
 ) -> tuple[list[int], float]:
-    """Return at most k proposed tokens, cut before the first unknown id, and the seconds taken."""
+    """Return at most k proposed tokens and the seconds taken.
+
+    They are cut before the first id that is unknown or that the request's grammar forbids there.
+    """
     began = clock()
     proposed: list[int] = []
     if k > 0:
@@ -31,6 +34,8 @@ def ask(
                 proposed = _known(offered, k, vocab_size)
         except Exception as error:
             drop(request, drafter, error)
+    if proposed and request.matcher is not None:
+        proposed = request.matcher.allowed_prefix(proposed)
     return proposed, clock() - began
 
 

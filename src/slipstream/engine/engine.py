@@ -21,6 +21,7 @@ from slipstream.engine.budget import RowBudget
 from slipstream.engine.check import Limits, Tokenizer, check_request
 from slipstream.engine.delivery import Deliveries, Item, Receiver
 from slipstream.engine.front import Front
+from slipstream.engine.grammar import Grammars
 from slipstream.engine.pages import PagePool
 from slipstream.engine.pairing import MakeDrafter, Pairing
 from slipstream.engine.prefix import PrefixCache
@@ -89,6 +90,7 @@ class Engine(Front):
         self.policy = self.pairing.policy
         self.observers: list[phases.Observer] = []  # told every step in full, e.g. to record it
         self._kernel = _pick_kernel(target)
+        self._grammars = Grammars(tokenizer, target.arch.vocab_size)
         self._pad_to = padding_multiple(config)
         self._clock = clock
         self._ended = self._took = 0.0  # when the last step ended, and its seconds
@@ -146,6 +148,7 @@ class Engine(Front):
             pairing=self.pairing,
             numbers=self._numbers,
             kernel=self._kernel,
+            grammars=self._grammars,
         )
 
     def queue(self, choices: Sequence[Request], receive: Receiver | None = None) -> None:

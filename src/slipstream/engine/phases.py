@@ -260,5 +260,5 @@ def _picked(part: Round) -> tuple[int, list[int]]:
         if emitted[-1] < 0:  # no draft is, so the target's choice is the last
             raise no_token(len(request.sequence.token_ids) + accepted)
         return accepted, emitted
-    emitted = request.sampler.pick_run(part.logits, request.history, part.drafts)
+    emitted = request.sampler.pick_run(part.logits, request.history, part.drafts, part.target_ids)
     return len(emitted) - 1, emitted

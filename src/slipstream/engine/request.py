@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.drafters.base import Drafter
+from slipstream.engine.matcher import Matcher
 from slipstream.engine.pages import pages_for
 from slipstream.engine.sampling import RowHistory, Sampler, TokenLogprobs
 from slipstream.engine.sequence import TokenSequence
@@ -71,6 +72,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens that it may still emit."""
         return self.limit - self.sequence.num_generated
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """Where its reply stands in its grammar, None without one."""
+        return None if self.history is None else self.history.matcher
 
     @property
     def sampled_by_step(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
+from slipstream.drafters.combined import source_of
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import PickSettings, TokenLogprobs
 from slipstream.kernels.ops import F32, Picks, Rows
@@ -118,7 +119,7 @@ class Round:
     def drafter_name(self) -> str:
         """What counts of drafts are kept under."""
         drafter = self.drafter
-        return self.request.drafter_name if drafter is None else drafter.name
+        return self.request.drafter_name if drafter is None else source_of(drafter)
 
     @property
     def fixed_width(self) -> int:

@@ -25,7 +25,7 @@ from slipstream.server.schema import (
     Speculation,
     TextPart,
 )
-from slipstream.types import KSetting, SamplingParams
+from slipstream.types import Grammar, KSetting, SamplingParams
 
 TEMPERATURE = 1.0  # OpenAI's default
 COMPLETION_TOKENS = 16  # OpenAI's default of a text completion
@@ -94,6 +94,8 @@ def chat_ask(body: ChatRequest, config: ServerConfig) -> Ask:
         "max_tokens": _limited(given, config.default_max_tokens, config, name),
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
     }
+    if body.prediction is not None:
+        values["prediction"] = _text(body.prediction.content)
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
     for key in variables:
         if key in TEMPLATE_NAMES or not key.isidentifier():
@@ -187,7 +189,12 @@ def _ask(
         is_streamed=bool(body.stream),
         wants_usage=wants_usage,
         ignored=_unknown(body),
-        names={"k": "speculation.k", "max_k": "speculation.k", **names},
+        names={
+            "k": "speculation.k",
+            "max_k": "speculation.k",
+            "grammar": "response_format" if body.guided_regex is None else "guided_regex",
+            **names,
+        },
     )
 
 
@@ -198,6 +205,7 @@ def _shared(body: SamplingFields) -> dict[str, Any]:
     }
     values["temperature"] = TEMPERATURE if body.temperature is None else body.temperature
     values["k"], values["max_k"] = k_of(body.speculation)
+    values["grammar"] = _grammar(body)
     if body.logit_bias is not None:
         values["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
     return values
@@ -238,11 +246,34 @@ def _limited(given: int | None, default: int, config: ServerConfig, name: str) -
 def _message(message: Message) -> dict[str, Any]:
     """Return a message as templates expect it: texts joined, "developer" the older "system"."""
     turn = message.model_dump(exclude_unset=True)
-    parts: str | list[TextPart] | None = message.content
-    turn["content"] = parts if isinstance(parts, str) else "".join(p.text for p in parts or ())
+    turn["content"] = _text(message.content)
     if message.role == "developer":
         turn["role"] = "system"
     return turn
+
+
+def _text(content: str | list[TextPart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+def _grammar(body: SamplingFields) -> Grammar | None:
+    """Return what the reply must look like."""
+    form = body.response_format
+    if body.guided_regex is not None:
+        if form is not None and form.type != "text":
+            raise _contradiction("guided_regex", "response_format")
+        return Grammar(kind="regex", definition=body.guided_regex)
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Grammar(kind="json_object")
+    if form.json_schema is None or form.json_schema.schema_ is None:
+        raise RequestError(
+            "response_format.type json_schema needs json_schema.schema",
+            param="response_format.json_schema",
+            code="missing_parameter",
+        )
+    return Grammar(kind="json_schema", definition=form.json_schema.schema_)  # type: ignore[arg-type]
 
 
 def _token_id(key: str) -> int:

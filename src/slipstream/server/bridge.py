@@ -121,7 +121,8 @@ def stopping() -> HttpFailure:
 
 
 def _forbids(params: SamplingParams) -> bool:
-    return bool(params.bad_words or params.bad_words_ids or params.logit_bias)
+    banned = params.bad_words or params.bad_words_ids or params.logit_bias
+    return bool(banned or params.grammar)
 
 
 Arrival = tuple[int, Item]  # which prompt, and what came

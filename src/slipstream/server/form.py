@@ -17,10 +17,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from slipstream.drafters.prediction import PredictionDrafter
 from slipstream.server.ask import Ask
 from slipstream.server.spelling import Speller
 from slipstream.types import Chunk, Reply
 
+PREDICTION = PredictionDrafter.name
 DONE = b"data: [DONE]\n\n"
 _text_json = json.encoder.encode_basestring_ascii  # str to a JSON string, in C
 
@@ -160,12 +162,22 @@ class Form(ABC):
         replies = self._replies.values()
         prompt = sum(r.usage.prompt_tokens for i, r in self._replies.items() if i % n == 0)
         completion = sum(reply.usage.completion_tokens for reply in replies)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
+        if self._ask.params.prediction is not None:
+            sources = [r.speculation.sources.get(PREDICTION, {}) for r in replies]
+            drafted, accepted = (
+                sum(counts.get(what, 0) for counts in sources) for what in ("drafted", "accepted")
+            )
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            }
+        return usage
 
     def _statistics(self, replies: dict[int, Reply]) -> dict[str, Any]:
         choices = [

@@ -123,6 +123,7 @@ class SamplingFields(_Open):
     ignore_eos: bool | None = None
     bad_words: list[str] | None = None
     bad_words_ids: list[list[int]] | None = None
+    guided_regex: str | None = Field(None, description="A pattern that the whole reply fits.")
     speculation: Speculation | None = None
     # Accepted, without effect on a reply.
     user: str | None = Field(None, description="Accepted; not kept.")

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from slipstream.engine.matcher import Bool, Matcher
 from slipstream.kernels.ops import Int32
 
 
@@ -50,6 +51,7 @@ class RowHistory:
     Args:
         prompt_ids: the prompt.
         vocab_size: count tokens below this; None keeps no counts.
+        matcher: where the output stands in its grammar, None without one; moves along.
 
     Attributes:
         token_ids: prompt and output; to be changed by `push` and `pop` only.
@@ -58,7 +60,14 @@ class RowHistory:
         output: counts over the output, None without counts.
     """
 
-    def __init__(self, prompt_ids: Iterable[int], *, vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        prompt_ids: Iterable[int],
+        *,
+        vocab_size: int | None = None,
+        matcher: Matcher | None = None,
+    ) -> None:
+        self.matcher = matcher
         self.token_ids = list(prompt_ids)
         self.prompt_len = len(self.token_ids)
         self.seen = self.output = None
@@ -75,9 +84,25 @@ class RowHistory:
         """Tokens beyond the prompt."""
         return len(self.token_ids) - self.prompt_len
 
+    @property
+    def allowed(self) -> Bool | None:
+        """The grammar's mask of what may follow, bool of shape (V,); None allows all."""
+        return None if self.matcher is None else self.matcher.allowed()
+
+    def surely_allows(self, token_id: int) -> bool:
+        """Return whether a grammar is known to allow a token here, without computing its mask."""
+        return self.matcher is not None and self.matcher.surely_allows(token_id)
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether a grammar is complete and allows nothing but stop ids."""
+        return self.matcher is not None and self.matcher.must_stop
+
     def push(self, token_id: int) -> None:
         """Append an output token."""
         self.token_ids.append(token_id)
+        if self.matcher is not None:
+            self.matcher.push(token_id)
         if self.seen is not None and self.output is not None:
             self.seen.push(token_id)
             self.output.push(token_id)
@@ -86,6 +111,8 @@ class RowHistory:
         """Take the last output token back and return it."""
         assert self.num_outputs > 0, "a prompt is not popped"
         token_id = self.token_ids.pop()
+        if self.matcher is not None:
+            self.matcher.pop()
         if self.seen is not None and self.output is not None:
             self.seen.pop(token_id)
             self.output.pop(token_id)

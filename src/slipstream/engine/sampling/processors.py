@@ -3,7 +3,7 @@
 The result is a sparse list of ids and new values relative to the raw row, which is never written:
 returned log-probabilities are the raw ones. Of an id that comes twice the last value counts, so
 later processors are simply appended. A grammar's mask is dense and goes to the kernel beside the
-list.
+list; a complete grammar ends a reply that `min_tokens` would have go on.
 
 Order and arithmetic are vLLM's: the repetition penalty looks at prompt and output, frequency and
 presence at the output alone; then the bias is added; bans come last.
@@ -119,7 +119,7 @@ class Processors:
             ]
             if completed:
                 banned.append(np.array(completed, np.int32))
-        if history.num_outputs < self._min_tokens:
+        if history.num_outputs < self._min_tokens and not history.must_stop:
             banned.append(self._stop_ids)
         return banned
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from slipstream.engine.matcher import Matcher
 from slipstream.engine.sampling.history import RowHistory
 from slipstream.engine.sampling.kernel import PickKernel
 from slipstream.engine.sampling.noise import NoiseKey
 from slipstream.engine.sampling.processors import Processors
-from slipstream.engine.sampling.reference import Bool
 from slipstream.errors import SlipstreamError
 from slipstream.kernels.ops import F32
 from slipstream.types import SamplingParams, TokenLogprobs
@@ -95,21 +95,20 @@ class Sampler:
             choice=self._choice,
         )
 
-    def history(self, prompt_ids: Iterable[int]) -> RowHistory:
-        """Return a history that keeps what this sampler needs."""
+    def history(self, prompt_ids: Iterable[int], matcher: Matcher | None = None) -> RowHistory:
+        """Return a history that keeps what this sampler needs, and a grammar's matcher."""
         counts = self._processors.counts_tokens
-        return RowHistory(prompt_ids, vocab_size=self._vocab_size if counts else None)
+        return RowHistory(
+            prompt_ids, vocab_size=self._vocab_size if counts else None, matcher=matcher
+        )
 
-    def pick(
-        self, logits: F32, history: RowHistory, position: int, *, allowed: Bool | None = None
-    ) -> int:
+    def pick(self, logits: F32, history: RowHistory, position: int) -> int:
         """Return the token that follows one row.
 
         Args:
             logits: raw, float32 of shape (V,); not written.
             history: the tokens before the row, in-flight drafts included.
             position: index of the wanted token in the sequence, `len(history)` in a reply.
-            allowed: bool of shape (V,), a grammar's mask; False forbids.
 
         Raises:
             SlipstreamError: no token is left (all logits NaN, -inf or forbidden), or a logit is
@@ -119,7 +118,7 @@ class Sampler:
         token = self._kernel.pick(
             logits,
             *self._processors.overrides(logits, history),
-            allowed,
+            history.allowed,
             temperature=self._temperature,
             top_k=self._top_k,
             top_p=self._top_p,
@@ -131,7 +130,11 @@ class Sampler:
         return token
 
     def pick_run(
-        self, rows: Sequence[F32] | F32, history: RowHistory, drafts: Sequence[int]
+        self,
+        rows: Sequence[F32] | F32,
+        history: RowHistory,
+        drafts: Sequence[int],
+        argmax: Sequence[int] = (),
     ) -> list[int]:
         """Return the tokens of a verify: its accepted drafts and the bonus token.
 
@@ -142,10 +145,16 @@ class Sampler:
             rows: raw logits of the k + 1 rows.
             history: the committed tokens.
             drafts: k drafted ids.
+            argmax: argmax of each row, if it is known: where it is what is wanted and the grammar
+                allows it, no mask is computed.
         """
         emitted: list[int] = []
-        for row, draft in zip(rows, [*drafts, None], strict=True):
-            token = self.pick(row, history, len(history))
+        known = argmax if self.is_argmax and history.matcher is not None else ()
+        for index, (row, draft) in enumerate(zip(rows, [*drafts, None], strict=True)):
+            if known and history.surely_allows(known[index]):
+                token = known[index]
+            else:
+                token = self.pick(row, history, len(history))
             history.push(token)
             emitted.append(token)
             if token != draft:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 from slipstream.errors import RequestError
-from slipstream.types import SamplingParams
+from slipstream.types import Grammar, GrammarKind, SamplingParams
 
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
@@ -61,6 +61,9 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int) -> None:
     _check_bias(params.logit_bias, vocab_size)
     _check_bad_words(params, vocab_size)
     _check_stops(params.stop)
+    _check_grammar(params)
+    if params.prediction is not None and not isinstance(params.prediction, str):
+        raise _mistyped("prediction", "a text", params.prediction)
 
 
 def _check_bias(bias: Any, vocab_size: int) -> None:
@@ -86,6 +89,27 @@ def _check_stops(stop: Any) -> None:
     _texts(stop, "stop")
     if len(stop) > MAX_STOPS:
         raise _wrong("stop", f"at most {MAX_STOPS} texts", len(stop))
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    """Check what a grammar is; whether it can be enforced is for its compiler to say."""
+    grammar: Any = params.grammar
+    if grammar is None:
+        return
+    if not isinstance(grammar, Grammar):
+        raise _mistyped("grammar", "a Grammar", grammar)
+    if grammar.kind not in get_args(GrammarKind):
+        kinds = ", ".join(get_args(GrammarKind))
+        raise _wrong("grammar", f"of one of the kinds {kinds}", repr(grammar.kind))
+    if not isinstance(grammar.definition, str):
+        kind = type(grammar.definition).__name__
+        raise _mistyped("grammar", "defined by JSON text, JSON values or a pattern", kind)
+    if params.ignore_eos:
+        raise RequestError(
+            "ignore_eos must be false with a grammar, whose end only a stop id can follow",
+            param="ignore_eos",
+            code="invalid_value",
+        )
 
 
 def _texts(values: Any, param: str) -> None:

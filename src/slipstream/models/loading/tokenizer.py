@@ -74,6 +74,7 @@ class Tokenizer:
         eos_id: the id that ends one, or None.
         stop_ids: ids that end a reply: end of sequence, of turn, of message.
         adds_bos: whether `encode` puts `bos_id` in front.
+        control_ids: ids that add nothing to a text.
 
     Raises:
         LoadError: a kind of tokenizer that is not supported, or inconsistent metadata.
@@ -93,9 +94,9 @@ class Tokenizer:
         self._ids = _vocabulary(self._texts)
         self._merger = Merger(_merges(metadata, self._ids))
         self._merger.pre_tokenizer = PRE_TOKENIZERS[pre]()
-        self._control = self._ids_of_type(_CONTROL)
+        self.control_ids = self._ids_of_type(_CONTROL)
         self._user_defined = self._ids_of_type(_USER_DEFINED)
-        self._any_special = _alternation(self._texts, self._control | self._user_defined)
+        self._any_special = _alternation(self._texts, self.control_ids | self._user_defined)
         self._always_special = _alternation(self._texts, self._user_defined)
         self.vocab_size = len(self._texts)
         self.bos_id = self._read_id(metadata, "bos_token_id")
@@ -162,7 +163,7 @@ class Tokenizer:
                 f"token id must be in [0, {self.vocab_size - 1}], got {token_id}",
                 code="invalid_token_id",
             )
-        if token_id in self._control:
+        if token_id in self.control_ids:
             return b""
         text = self._texts[token_id]
         return text.encode() if token_id in self._user_defined else spelled_bytes(text)

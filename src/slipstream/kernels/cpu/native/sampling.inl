@@ -80,6 +80,21 @@ Row lay_out(const float* logits, int n, float* scratch) {
   return {scratch, scratch + end + 16, n, end, 0, 1, weight_unit(n)};
 }
 
+// Put what a grammar forbids at -inf: in bits and bytes, which become vectors where bools do not.
+void forbid(const Row& row, const bool* allowed) {
+  const uint32_t infinite = 0xff800000u;
+  const auto* keeps = reinterpret_cast<const uint8_t*>(allowed);
+  float* __restrict values = row.values;
+  const int n = row.n;
+  for (int i = 0; i < n; ++i) {
+    const uint32_t keep = 0u - uint32_t(keeps[i]);
+    uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    bits = (bits & keep) | (infinite & ~keep);
+    std::memcpy(values + i, &bits, sizeof bits);
+  }
+}
+
 List list_of(const Row& row) {
   float* at = row.weights + row.end + 16;
   return {at, at + row.end + 16, reinterpret_cast<int32_t*>(at + 2 * (row.end + 16)), 0};
@@ -328,8 +343,7 @@ int32_t race_list(const Row& row, const NoiseKey& noise, const List& list, int32
 int32_t pick(const PickRow& asked, float* scratch) {
   Row row = lay_out(asked.logits, asked.n, scratch);
   for (int i = 0; i < asked.num_overrides; ++i) row.values[asked.ids[i]] = asked.values[i];
-  if (asked.allowed)
-    for (int i = 0; i < row.n; ++i) row.values[i] = asked.allowed[i] ? row.values[i] : -INFINITY;
+  if (asked.allowed) forbid(row, asked.allowed);
   const int32_t first = find_largest(row);
   if (!(row.largest - row.largest == 0)) return -1;
   if (asked.temperature == 0) return first;
