@@ -219,6 +219,9 @@ def test_refusals_are_the_clients_own_exceptions(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         client.chat.completions.create(messages=TURNS, top_p=0, stream=True, **GREEDY)
     assert wrong.value.param == "top_p"
+    with pytest.raises(openai.BadRequestError) as pattern:
+        client.completions.create(prompt="a", extra_body={"guided_regex": "("}, **GREEDY)
+    assert pattern.value.param == "guided_regex"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-5")
     with pytest.raises(openai.NotFoundError):

@@ -86,7 +86,6 @@ def server() -> Iterator[Inside]:
             "response_format",
         ),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
-        ({"guided_regex": "("}, "guided_regex"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"temprature": 0.5}, "temprature"),
@@ -321,6 +320,23 @@ def test_a_failing_step_is_an_error_and_the_next_is_served() -> None:
             assert answer.value["error"]["type"] == "server_error"
         is_broken[0] = False
         assert server.complete().status == 200
+
+
+def test_a_fault_of_our_own_is_an_error_object_and_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = fake_engine()
+
+    def broken(*_: object) -> None:
+        raise KeyError("ours")
+
+    engine.check = broken  # type: ignore[assignment, method-assign]
+    with inside(engine) as server:
+        answer = server.complete()
+        assert (answer.status, answer.value["error"]["type"]) == (500, "server_error")
+        assert "ours" not in answer.value["error"]["message"]
+        assert server.health()["running_or_waiting"] == 0
+    assert "KeyError: 'ours'" in caplog.text
 
 
 def test_the_openapi_document_has_every_route(server: Inside) -> None:

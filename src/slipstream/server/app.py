@@ -86,6 +86,7 @@ def make_app(service: Service) -> FastAPI:
     app.exception_handler(SlipstreamError)(_failed)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http_failed)
+    app.exception_handler(Exception)(_broken)
     _add_completions(app, service)
     _add_facts(app, service)
     return app
@@ -182,6 +183,11 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 async def _failed(_: Request, error: Exception) -> Response:
     assert isinstance(error, SlipstreamError)
     return _error_response(error)
+
+
+async def _broken(_: Request, __: Exception) -> Response:
+    """Answer a fault of our own; the log has what it was."""
+    return _error_response(SlipstreamError("the server failed", hint="its log says why"))
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
