@@ -23,6 +23,7 @@ from slipstream.engine.engine import Engine
 from slipstream.errors import ConfigError
 from slipstream.server.app import Service, make_app
 from slipstream.server.bridge import Bridge, stopping
+from slipstream.server.connection import Connection
 from slipstream.server.metrics import Metrics
 
 SAVE_EVERY_S = 60.0  # a save takes some milliseconds, between two steps
@@ -107,6 +108,7 @@ class HttpServer:
         )
         settings = uvicorn.Config(
             make_app(service),
+            http=Connection,
             lifespan="off",
             ws="none",
             access_log=False,
