@@ -275,7 +275,7 @@ class _Receiver:
             if request.sequence.num_generated == len(chunk.token_ids):
                 metrics.first_token(waited)
             else:
-                for _ in chunk.token_ids:
-                    metrics.inter_token(waited / len(chunk.token_ids))
+                count = len(chunk.token_ids)
+                metrics.inter_token(waited / count, count)
         if chunk.reply is not None:
             metrics.finished(chunk.reply.finish_reason)
