@@ -10,9 +10,9 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from slipstream.errors import ConfigError
 from slipstream.types import MAX_K, KSetting
@@ -29,16 +29,57 @@ def _setting(
     choices: tuple[str, ...] = (),
     low: float = 0,
     high: float = 1 << 24,  # far above any use, far below what would overflow a size
+    metavar: str = "",
 ) -> Any:
-    metadata = {"help": help, "choices": choices, "low": low, "high": high}
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "metavar": metavar}
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class _Config:
+    """What configs share: fields are checked, and may come from the environment."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            object.__setattr__(self, item.name, _parse(item, getattr(self, item.name)))
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
+        """Build a config from `SLIPSTREAM_*` variables, explicit arguments going first.
+
+        Args:
+            environ: variables to read; the process's own by default.
+            overrides: field values; None means not given.
+
+        Raises:
+            ConfigError: an unknown variable or field (the nearest is named), or a bad value.
+        """
+        environ = os.environ if environ is None else environ
+        names = [item.name for item in dataclasses.fields(cls)]
+        values: dict[str, Any] = {}
+        for key, text in environ.items():
+            if not key.startswith(PREFIX) or key in OTHER_VARIABLES:
+                continue
+            name = key[len(PREFIX) :].lower()
+            if name not in _all_settings() or key != key.upper():
+                known = [PREFIX + n.upper() for n in _all_settings()] + list(OTHER_VARIABLES)
+                raise ConfigError(f"unknown variable {key}", hint=nearest(key, known))
+            if name in names:
+                values[name] = text
+        for name, value in overrides.items():
+            if name not in names:
+                raise ConfigError(f"unknown setting {name}", hint=nearest(name, names))
+            if value is not None:
+                values[name] = value
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(_Config):
     """Settings of one engine. Strings "auto" are settled when the model is loaded."""
 
     k: KSetting = _setting("auto", f"drafted tokens a round: auto, off or 0 to {MAX_K}")
+    max_k: int = _setting(MAX_K, "most drafted tokens a round, whatever k is", high=MAX_K)
     drafter: str = _setting("auto", "auto, none, ngram", choices=("auto", "none", "ngram"))
     device: str = _setting(
         "auto", "back end that runs the model", choices=("auto", "cpu", "cuda", "reference")
@@ -82,37 +123,52 @@ class EngineConfig:
     tile_m: int = _setting(16, "rows of one tile when verify_kernel is tile", low=1, high=256)
 
     def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            object.__setattr__(self, item.name, _parse(item, getattr(self, item.name)))
+        super().__post_init__()
+        if isinstance(self.k, int) and self.k > self.max_k:
+            raise ConfigError(f"k must be in [0, max_k], got {self.k} with max_k {self.max_k}")
 
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> EngineConfig:
-        """Build a config from `SLIPSTREAM_*` variables, explicit arguments going first.
+    @property
+    def k_ceiling(self) -> int:
+        """Largest k that a round may have."""
+        return min(k_ceiling(self.k), self.max_k)
 
-        Args:
-            environ: variables to read; the process's own by default.
-            overrides: field values; None means not given.
 
-        Raises:
-            ConfigError: an unknown variable or field (the nearest is named), or a bad value.
-        """
-        environ = os.environ if environ is None else environ
-        names = [item.name for item in dataclasses.fields(cls)]
-        values: dict[str, Any] = {}
-        for key, text in environ.items():
-            if not key.startswith(PREFIX) or key in OTHER_VARIABLES:
-                continue
-            name = key[len(PREFIX) :].lower()
-            if name not in names or key != key.upper():
-                known = [PREFIX + n.upper() for n in names] + list(OTHER_VARIABLES)
-                raise ConfigError(f"unknown variable {key}", hint=_nearest(key, known))
-            values[name] = text
-        for name, value in overrides.items():
-            if name not in names:
-                raise ConfigError(f"unknown setting {name}", hint=_nearest(name, names))
-            if value is not None:
-                values[name] = value
-        return cls(**values)
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(_Config):
+    """Settings of the HTTP server around an engine."""
+
+    host: str = _setting("127.0.0.1", "address to listen on", metavar="ADDRESS")
+    port: int = _setting(8000, "port to listen on; 0 takes a free one", high=65535)
+    api_key: str = _setting(
+        "", "key that requests must bring, as 'Authorization: Bearer KEY'", metavar="KEY"
+    )
+    served_model_name: str = _setting(
+        "", "what requests call the model; its name or file name by default", metavar="NAME"
+    )
+    speculative_config: str = _setting(
+        "",
+        "JSON object with method, model and num_speculative_tokens (most drafted tokens a round)",
+        metavar="JSON",
+    )
+    max_queue: int = _setting(
+        64, "replies that may wait for a place; more are answered 429", high=1 << 16
+    )
+    max_body_bytes: int = _setting(4 << 20, "longest request body", low=1 << 10, high=1 << 30)
+    default_max_tokens: int = _setting(
+        1024, "longest chat reply where the request does not say", low=1
+    )
+    max_reply_tokens: int = _setting(
+        0, "longest reply that a request may ask for; 0 leaves it to the context"
+    )
+    request_timeout: int = _setting(
+        600, "seconds that a request may take, waiting included", low=1, high=1 << 20
+    )
+    receive_timeout: int = _setting(
+        30, "seconds that a client may take to send a request", low=1, high=1 << 20
+    )
+    shutdown_timeout: int = _setting(
+        30, "seconds that running requests may go on after a signal to stop", high=1 << 20
+    )
 
 
 def parse_k(value: Any) -> KSetting:
@@ -127,6 +183,11 @@ def parse_k(value: Any) -> KSetting:
     if number is None or not 0 <= number <= MAX_K:
         raise ConfigError(f"k must be auto, off or in [0, {MAX_K}], got {value}")
     return number
+
+
+def k_ceiling(k: KSetting) -> int:
+    """Return the largest k that a setting allows."""
+    return k if isinstance(k, int) else 0 if k == "off" else MAX_K
 
 
 def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
@@ -150,9 +211,21 @@ def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
             raise ConfigError(f"{item.name} must be an integer in [{low}, {high}], got {value}")
         return number
     choices = item.metadata["choices"]
+    if item.metadata["metavar"]:
+        return _text(item.name, value)
     if value not in choices:
         raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, got {value}")
     return value
+
+
+def _all_settings() -> list[str]:
+    return [item.name for kind in _Config.__subclasses__() for item in dataclasses.fields(kind)]
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str) and value.isprintable() and value.isascii():
+        return value
+    raise ConfigError(f"{name} must be printable ASCII text, got {value!r}")
 
 
 def _integer(value: Any) -> int | None:
@@ -173,6 +246,7 @@ def _decimal(value: Any) -> float | None:
     return float(value) if plain else None
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return a hint: the known name nearest to a wrong one, or all of them."""
     match = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {match[0]}?" if match else f"known: {', '.join(known)}"

@@ -54,6 +54,7 @@ class SamplingParams:
         stop_token_ids: ids that end the reply besides the model's own; the id is part of the reply.
         ignore_eos: go on past the model's own stop ids.
         k: drafted tokens a round, "auto", "off", or None for the engine's own setting.
+        max_k: most drafted tokens a round, whatever k is; None leaves it to the engine.
         top_p: keep the likeliest tokens that together hold this share, in (0, 1]; 1 keeps all.
         top_k: keep this many of the likeliest tokens; 0 keeps all.
         min_p: keep tokens at least this times as likely as the likeliest, in [0, 1].
@@ -80,6 +81,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     k: KSetting | None = None
+    max_k: int | None = None
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0

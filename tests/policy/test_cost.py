@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream.policy.base import StepOutcome
 from slipstream.policy.cost import Staircase
@@ -121,3 +123,20 @@ def test_state_survives_a_round_trip() -> None:
     other.restore(cost.state())
     assert other.state() == cost.state()
     assert other.classic_s(1, 100) == cost.classic_s(1, 100)
+
+
+@given(
+    samples=st.lists(
+        st.tuples(st.integers(0, 1 << 17), st.floats(1e-6, 10.0)), min_size=1, max_size=12
+    ),
+    kv_tokens=st.integers(0, 1 << 17),
+)
+def test_no_noise_makes_a_forward_take_no_time(
+    samples: list[tuple[int, float]], kv_tokens: int
+) -> None:
+    stairs = Staircase()
+    for context, seconds in samples:
+        stairs.observe(1, context, seconds)
+    expected = stairs.time_s(1, kv_tokens)
+    assert expected is not None
+    assert expected > 0.0

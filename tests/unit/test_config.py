@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from slipstream.config import OTHER_VARIABLES, EngineConfig, parse_k
+from slipstream.config import OTHER_VARIABLES, EngineConfig, ServerConfig, parse_k
 from slipstream.engine.load import choose_backend
 from slipstream.engine.round import padding_multiple
 from slipstream.errors import ConfigError, LoadError
@@ -41,6 +41,34 @@ def test_every_field_reads_its_own_variable_back(name: str) -> None:
     config = EngineConfig.from_env({f"SLIPSTREAM_{name.upper()}": str(default)})
     assert getattr(config, name) == default
     assert type(getattr(config, name)) is type(default)
+
+
+def test_a_k_above_max_k_contradicts_it() -> None:
+    with pytest.raises(ConfigError, match=r"k must be in \[0, max_k\], got 4 with max_k 3"):
+        EngineConfig(k=4, max_k=3)
+    assert EngineConfig(k=3, max_k=3).k_ceiling == 3
+    assert EngineConfig(k="auto", max_k=3).k_ceiling == 3
+    assert EngineConfig(k="off", max_k=3).k_ceiling == 0
+
+
+def test_each_config_reads_its_own_variables_and_lets_the_others_be() -> None:
+    variables = {"SLIPSTREAM_PORT": "81", "SLIPSTREAM_THREADS": "2", "SLIPSTREAM_API_KEY": "k"}
+    assert ServerConfig.from_env(variables).port == 81
+    assert ServerConfig.from_env(variables, port="82").port == 82
+    assert ServerConfig.from_env(variables).api_key == "k"
+    assert EngineConfig.from_env(variables).threads == 2
+    with pytest.raises(ConfigError, match="unknown variable SLIPSTREAM_PROT") as caught:
+        EngineConfig.from_env({"SLIPSTREAM_PROT": "81"})
+    assert caught.value.hint == "did you mean SLIPSTREAM_PORT?"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("port", 65536), ("port", "x"), ("host", "a\nb"), ("api_key", "\u00e9"), ("max_queue", -1)],
+)
+def test_a_bad_server_setting_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        ServerConfig(**{name: value})  # type: ignore[arg-type]
 
 
 def test_unknown_variable_names_the_nearest() -> None:

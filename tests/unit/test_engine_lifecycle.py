@@ -102,6 +102,20 @@ def test_a_k_above_the_drafter_s_ceiling_is_an_error_and_never_less() -> None:
         engine.submit(PROMPT, SamplingParams(k=8))
 
 
+def test_a_max_k_bounds_auto_and_is_lowered_only() -> None:
+    engine = fake_engine(drafter=lambda: Scripted(SCRIPT, free=True), max_k=5)
+    for max_k, k in ((6, None), (-1, None), (3, 4)):
+        with pytest.raises(RequestError, match=r"k must be in \[0, [35]\] here"):
+            engine.submit(PROMPT, SamplingParams(k=k, max_k=max_k))
+    for max_k in (5, 2, 0):
+        for k in (None, max_k):
+            params = SamplingParams(max_tokens=60, k=k, max_k=max_k)
+            (reply,) = engine.generate([PROMPT], params)
+            assert reply.token_ids == TEXT
+            assert all(int(width) <= max_k for width in reply.speculation.k_histogram)
+            assert k is None or not max_k or reply.speculation.k_histogram[str(k)] > 0
+
+
 def test_numpy_ids_are_taken() -> None:
     (reply,) = fake_engine().generate([np.array(PROMPT)], SamplingParams(max_tokens=5))
     assert reply.token_ids == TEXT[:5]

@@ -46,6 +46,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("max_tokens", True, "max_tokens must be an integer, got True"),
     ("min_tokens", -1, "min_tokens must be in [0, 256], got -1"),
     ("min_tokens", 257, "min_tokens must be in [0, 256], got 257"),
+    ("max_k", 1.5, "max_k must be an integer, got 1.5"),
     ("temperature", -0.1, "temperature must be in [0, 100], got -0.1"),
     ("temperature", 100.5, "temperature must be in [0, 100], got 100.5"),
     ("temperature", NAN, "temperature must be in [0, 100], got nan"),

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli import bench, chat, generate, info, profile, pull, simulate
+from slipstream.cli import bench, chat, generate, info, profile, pull, serve, simulate
 from slipstream.cli.failures import report_failure
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command()(pull.pull)
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(serve.serve)
 app.command()(info.info)
 app.command()(profile.profile)
 app.command()(bench.bench)

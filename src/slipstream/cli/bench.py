@@ -31,7 +31,7 @@ def _option(flag: str, metavar: str, help: str) -> Any:
 
 
 @with_engine_flags_but(
-    *("k", "drafter", "profile", "prefix_cache", "verify_kernel", "verify_pad", "tile_m")
+    *("k", "max_k", "drafter", "profile", "prefix_cache", "verify_kernel", "verify_pad", "tile_m")
 )
 def bench(
     model: Annotated[

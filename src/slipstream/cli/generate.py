@@ -113,7 +113,7 @@ def generate(
         check_writable(record)
     with status(f"loading {model}"):
         engine = load(model, config)
-    recorder = None if record is None else _recorder(engine, model)
+    recorder = None if record is None else trace_recorder(engine, model)
     with engine:
         reply = _stream(engine, _prompt_for(engine, text, chat), params, echo=not json_output)
     if json_output:
@@ -140,7 +140,7 @@ def _grammar(json_object: bool, schema_file: str | None) -> Grammar | None:
     return Grammar(kind="json_schema", definition=read_text(schema_file, "grammar"))
 
 
-def _recorder(engine: Engine, model: str) -> TraceRecorder:
+def trace_recorder(engine: Engine, model: str) -> TraceRecorder:
     """Return a recorder of all steps that an engine will run."""
     from slipstream.policy.record import TraceRecorder
 

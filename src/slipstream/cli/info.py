@@ -130,13 +130,11 @@ def _scratch_bytes(target: Target) -> int | None:
 
 
 def _pairing(engine: Engine) -> Facts:
-    from slipstream.engine.pairing import k_ceiling
-
     config, pairing = engine.config, engine.pairing
     drafters = [make_drafter() for make_drafter in pairing.make_drafters]
     name = "+".join(drafter.name for drafter in drafters) or "none"
     max_k = max((drafter.max_k for drafter in drafters), default=0)
-    ceiling = min(k_ceiling(config.k), max_k)
+    ceiling = min(config.k_ceiling, max_k)
     policy = pairing.policy_of(0, config.k, drafter=name, ceiling=ceiling)
     reason = policy.reason if pairing.policy is None or config.k != "auto" else AUTO
     return {

@@ -101,6 +101,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 # Fields without a flag of this kind, and why.
 OTHER_FIELDS = {
     "k": "an engine setting as well, whose flag says it for both",
+    "max_k": "the same",
     "logprobs": "only JSON shows them: a flag of generate alone",
     "grammar": "two flags of generate alone, one of which names a file",
     "prediction": "a file, a flag of generate alone",

@@ -1,4 +1,4 @@
-"""Flags that come from `EngineConfig`: one for each field, its default read from the dataclass.
+"""Flags that come from the configs: one for each field, its default read from the dataclass.
 
 A flag that is not given stays None, so that a `SLIPSTREAM_*` variable can speak before the default.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.config import PREFIX, EngineConfig
+from slipstream.config import PREFIX, EngineConfig, ServerConfig
 from slipstream.types import MAX_K
 
 # Fields that take words as well as numbers.
@@ -21,7 +21,7 @@ _METAVARS = {"k": f"auto|off|0..{MAX_K}", "verify_pad": "auto|off|N"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One field of `EngineConfig` as a user meets it."""
+    """One field of a config as a user meets it."""
 
     name: str
     flag: str
@@ -33,16 +33,25 @@ class Setting:
 
 def engine_settings() -> list[Setting]:
     """Return every field of `EngineConfig`, in its order."""
+    return _settings_of(EngineConfig)
+
+
+def server_settings() -> list[Setting]:
+    """Return every field of `ServerConfig`, in its order."""
+    return _settings_of(ServerConfig)
+
+
+def _settings_of(config: type[EngineConfig] | type[ServerConfig]) -> list[Setting]:
     return [
         Setting(
             name=item.name,
             flag="--" + item.name.replace("_", "-"),
             variable=PREFIX + item.name.upper(),
-            default=str(item.default),
+            default=str(item.default) or "none",
             metavar=_metavar(item),
             help=item.metadata["help"],
         )
-        for item in dataclasses.fields(EngineConfig)
+        for item in dataclasses.fields(config)
     ]
 
 
@@ -53,7 +62,17 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_engine_flags_but(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return what adds the engine's flags to a command, those of some fields left out."""
-    options = [
+    options = _options([item for item in engine_settings() if item.name not in names])
+    return lambda command: with_options(command, options, last=True)
+
+
+def with_server_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Add one text option for each field of `ServerConfig` to a command."""
+    return with_options(command, _options(server_settings()), last=False)
+
+
+def _options(settings: list[Setting]) -> list[inspect.Parameter]:
+    return [
         inspect.Parameter(
             item.name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -68,10 +87,8 @@ def with_engine_flags_but(*names: str) -> Callable[[Callable[..., None]], Callab
                 ),
             ],
         )
-        for item in engine_settings()
-        if item.name not in names
+        for item in settings
     ]
-    return lambda command: with_options(command, options, last=True)
 
 
 def with_options(
@@ -101,8 +118,18 @@ def engine_config(settings: dict[str, Any]) -> EngineConfig:
     return EngineConfig.from_env(**settings)
 
 
+def server_config(settings: dict[str, Any]) -> ServerConfig:
+    """Take the server's flags out of a command's settings and build its config.
+
+    Raises:
+        ConfigError: a value is wrong, or a variable unknown.
+    """
+    own = {item.name: settings.pop(item.name) for item in server_settings()}
+    return ServerConfig.from_env(**own)
+
+
 def _metavar(item: dataclasses.Field[Any]) -> str:
-    choices = "|".join(item.metadata["choices"])
+    choices = "|".join(item.metadata["choices"]) or item.metadata["metavar"]
     return choices or _METAVARS.get(item.name, "N")
 
 

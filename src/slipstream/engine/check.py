@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slipstream.config import parse_k
+from slipstream.config import k_ceiling, parse_k
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.prediction import PredictedText
 from slipstream.engine.grammar import Grammars, Vocabulary
-from slipstream.engine.pairing import Pairing, k_ceiling
+from slipstream.engine.pairing import Pairing
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import PickKernel, Sampler, validate_sampling
 from slipstream.engine.sequence import TokenSequence
@@ -20,7 +20,7 @@ from slipstream.engine.sources import free_sources
 from slipstream.engine.text import Detokenizer, ReplyText
 from slipstream.errors import ConfigError, RequestError
 from slipstream.kernels.ops import PAGE_SIZE
-from slipstream.types import KSetting, SamplingParams
+from slipstream.types import MAX_K, KSetting, SamplingParams
 
 # JSON readers that keep numbers as doubles lose digits beyond this.
 DRAWN_SEED_BITS = 53
@@ -42,6 +42,7 @@ class Limits:
         max_model_len: prompt and output tokens together.
         num_pages: KV pages of the whole pool.
         k: the engine's own k setting; a request may only lower it.
+        max_k: most drafted tokens a round, whatever k is.
         model_stop_ids: ids that end a reply unless the request ignores them.
         steps_sample: a step chooses sampled tokens itself where its logits alone decide.
     """
@@ -52,6 +53,7 @@ class Limits:
     k: KSetting
     model_stop_ids: frozenset[int]
     steps_sample: bool = False
+    max_k: int = MAX_K
 
 
 def check_request(
@@ -88,7 +90,7 @@ def check_request(
     for choice in range(params.n):
         drafters, failure = _drafters(pairing.make_drafters)
         number = next(numbers)
-        requested_k, ceiling = _k(params.k, limits.k, drafters)
+        requested_k, ceiling = _k(params, limits, drafters)
         matcher = grammars.matcher(params.grammar, stop_ids) if params.grammar else None
         free = next((each for each in drafters if each.free), None)
         paid = next((each for each in drafters if not each.free), None)
@@ -174,13 +176,19 @@ def _drafters(
     return drafters, failure
 
 
-def _k(asked: KSetting | None, own: KSetting, drafters: Sequence[Drafter]) -> tuple[KSetting, int]:
+def _k(params: SamplingParams, limits: Limits, drafters: Sequence[Drafter]) -> tuple[KSetting, int]:
     """Return the k setting in force and the largest k that it, engine and drafters allow."""
-    ceiling = k_ceiling(own)
+    asked, ceiling = params.k, min(k_ceiling(limits.k), limits.max_k)
     if drafters:
         ceiling = min(ceiling, max(drafter.max_k for drafter in drafters))
+    if params.max_k is not None:
+        if not 0 <= params.max_k <= ceiling:
+            raise RequestError(
+                f"max_k must be in [0, {ceiling}] here, got {params.max_k}", param="max_k"
+            )
+        ceiling = params.max_k
     try:
-        k = own if asked is None else parse_k(asked)
+        k = limits.k if asked is None else parse_k(asked)
     except ConfigError as error:
         raise RequestError(error.message, param="k") from None
     if isinstance(k, int) and k > ceiling:

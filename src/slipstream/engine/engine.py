@@ -82,6 +82,7 @@ class Engine(Front):
             max_model_len=target.max_model_len,
             num_pages=target.kv.num_pages,
             k=config.k,
+            max_k=config.max_k,
             model_stop_ids=frozenset(tokenizer.stop_ids),
             steps_sample=getattr(target.step, "samples", False),
         )

@@ -15,7 +15,7 @@ from slipstream.policy.base import Policy
 from slipstream.policy.choose import MeasuredPolicy
 from slipstream.policy.fixed import Off
 from slipstream.policy.profile import ProfileKey, save_profile
-from slipstream.types import MAX_K, KSetting
+from slipstream.types import KSetting
 
 MakeDrafter = Callable[[], Drafter]
 
@@ -45,7 +45,7 @@ class Pairing:
     @classmethod
     def fresh(cls, config: EngineConfig, make_drafters: Sequence[MakeDrafter] = ()) -> Pairing:
         """Return a pairing that has learned nothing yet."""
-        ceiling = k_ceiling(config.k)
+        ceiling = config.k_ceiling
         if not make_drafters or ceiling == 0:
             return cls(make_drafters=make_drafters, policy=None, profile="none: nothing drafts")
         free = [_is_free(make_drafter) for make_drafter in make_drafters]
@@ -59,6 +59,16 @@ class Pairing:
         if self.folder is None or self.key is None:
             return None
         return self.folder / self.key.file_name
+
+    def drafter_state(self) -> tuple[str, str | None]:
+        """Return the drafters' names, "none" for none, and why one cannot be made."""
+        names, failure = [], None
+        for make_drafter in self.make_drafters:
+            try:
+                names.append(make_drafter().name)
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}".rstrip(": ")
+        return "+".join(names) or "none", failure
 
     def save(self) -> bool:
         """Write the profile, if one is kept; where that fails, one line in the log says so.
@@ -92,11 +102,6 @@ class Pairing:
         if ceiling == 0 or self.policy is None:
             return Off(mode=mode, reason="off: the engine's own k is 0")
         return self.policy.request(number, k if isinstance(k, int) else None)
-
-
-def k_ceiling(k: KSetting) -> int:
-    """Return the largest k that a setting allows."""
-    return k if isinstance(k, int) else 0 if k == "off" else MAX_K
 
 
 def _is_free(make_drafter: MakeDrafter) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slipstream.engine.check import Tokenizer
@@ -10,13 +11,24 @@ from slipstream.errors import RequestError
 from slipstream.types import SamplingParams
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]  # raw text, token ids, or a conversation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """Messages with more names for the chat template, e.g. tools."""
+
+    messages: Sequence[Message]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+# Raw text, token ids, or a conversation.
+Prompt = str | Sequence[int] | Sequence[Message] | Conversation
 
 
 class Template(Protocol):
     """What the engine asks of a model's chat template."""
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """Return the prompt text of a conversation, the assistant's turn opened."""
 
 
@@ -30,6 +42,8 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, template: Template | None) 
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, parse_special=False)
+    if isinstance(prompt, Conversation):
+        return _rendered(prompt, tokenizer, template)
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
         raise RequestError(
             f"prompt must be text, token ids or messages, got {type(prompt).__name__}",
@@ -38,13 +52,20 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, template: Template | None) 
     items: list[Any] = list(prompt)
     if not any(isinstance(item, Mapping) for item in items):
         return items
+    return _rendered(Conversation(messages=items), tokenizer, template)
+
+
+def _rendered(
+    conversation: Conversation, tokenizer: Tokenizer, template: Template | None
+) -> list[int]:
     if template is None:
         raise RequestError(
             "messages need a chat template, and this model has none",
             param="messages",
             hint="give the prompt as text",
         )
-    return tokenizer.encode(template.render(items), parse_special=True)
+    text = template.render(conversation.messages, **conversation.variables)
+    return tokenizer.encode(text, parse_special=True)
 
 
 def each_with_params(

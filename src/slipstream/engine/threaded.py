@@ -35,10 +35,13 @@ class ThreadedEngine(Front):
 
     Args:
         engine: nobody else may use it from now on; its counters and settings may be read.
+        handed_out: called on the engine's thread when all receivers have what a step or a cancel
+            had for them, so that they can share one message to another thread. It must not raise.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, handed_out: Command = lambda: None) -> None:
         self.engine = engine
+        self._handed_out = handed_out
         self._posted: SimpleQueue[Command | None] = SimpleQueue()  # None ends the thread
         # Reentrant: a stream that is collected as garbage posts its cancel wherever that happens.
         self._lock = threading.RLock()
@@ -59,8 +62,13 @@ class ThreadedEngine(Front):
             SlipstreamError: the engine is closed.
         """
         choices = self.check(prompt, params)
-        self._queue(choices, receive)
+        self.queue(choices, receive)
         return choices[0].id
+
+    def queue(self, choices: list[Request], receive: Receiver) -> None:
+        """Queue what `check` returned. See `submit`."""
+        if not self._post(partial(self.engine.queue, choices, receive)):
+            raise SlipstreamError("the engine is closed")
 
     def check(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Request]:
         """Return the choices of a checked request. See `Engine.check`."""
@@ -89,6 +97,15 @@ class ThreadedEngine(Front):
             return reader(self.engine)
         return answer.result(timeout_s)
 
+    def save(self) -> None:
+        """Keep what was learned, after the current step."""
+        self._post(self.engine.close)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more requests are served."""
+        return self._is_closed
+
     def close(self) -> None:
         """Stop after the current step; what still runs ends with an error. May be repeated."""
         with self._lock:
@@ -104,15 +121,11 @@ class ThreadedEngine(Front):
 
     def _open(self, choices: list[Request]) -> Callable[[], Item]:
         inbox: SimpleQueue[Item] = SimpleQueue()
-        self._queue(choices, inbox.put)
+        self.queue(choices, inbox.put)
         return inbox.get
 
     def _close(self, request_id: int) -> None:
         self._post(partial(self.engine.forget, request_id))
-
-    def _queue(self, choices: list[Request], receive: Receiver) -> None:
-        if not self._post(partial(self.engine.queue, choices, receive)):
-            raise SlipstreamError("the engine is closed")
 
     def _post(self, command: Command) -> bool:
         """Have a command run between two steps; False if there will be none."""
@@ -129,16 +142,20 @@ class ThreadedEngine(Front):
                     self.engine.step()
                 except Exception:  # those it concerns have been told
                     _log.exception("a step failed and its requests were dropped")
+                self._handed_out()
         finally:
             with self._lock:
                 self._is_closed = True
             self.engine.drop_all("the engine was closed")
+            self._handed_out()
             self.engine.close()
 
     def _obey(self) -> bool:
         """Run what was posted, waiting for it if the engine is idle; False ends the thread."""
         try:
             while True:
+                if not self.engine.num_requests:  # no step will follow
+                    self._handed_out()
                 command = self._posted.get(block=not self.engine.num_requests)
                 if command is None:
                     return False

@@ -31,6 +31,9 @@ WORST_SHARE_ELSEWHERE = 0.25
 # Levels give a slope if their contexts differ by this share of the longer one: noise of two levels
 # close to each other would be a slope of anything.
 FAR_APART = 0.5
+# What a line has at no context at least, as a share of its level: a forward reads its weights
+# whatever the context, so a line that noise made steeper than that is no use.
+LEAST_START = 0.05
 
 Line = tuple[float, float]
 
@@ -220,5 +223,7 @@ def _line_through(levels: dict[int, Level], octave: int) -> Line:
         run = second.kv_tokens - first.kv_tokens
         if abs(run) >= FAR_APART * max(first.kv_tokens, second.kv_tokens):
             slope = max(0.0, (second.seconds - first.seconds) / run)
+            if slope * first.kv_tokens > (1.0 - LEAST_START) * first.seconds:
+                slope = (1.0 - LEAST_START) * first.seconds / first.kv_tokens
             return first.seconds - slope * first.kv_tokens, slope
     return first.seconds, 0.0

@@ -8,12 +8,15 @@ from typing import Any
 from slipstream.policy.base import StepOutcome
 from slipstream.policy.replay import SCHEMA
 
+MAX_ROUNDS = 100_000  # some 50 MB in memory, minutes of a small model and hours of a large one
+
 
 class TraceRecorder:
     """Takes in steps and writes them as one trace.
 
     A trace has rounds of one sequence: steps that several shared, or that read a prompt as well,
-    cost what no single round does. They are counted and left out.
+    cost what no single round does. They are counted and left out, and so is what comes after
+    `MAX_ROUNDS`.
 
     Args:
         name: what the trace will be called.
@@ -23,11 +26,15 @@ class TraceRecorder:
         self.name = name
         self.rounds: list[dict[str, Any]] = []
         self.num_shared_steps = 0
+        self.num_late_rounds = 0
 
     def observe(self, step: StepOutcome) -> None:
         """Take in a step."""
         if len(step.rounds) != 1 or step.prefill_rows:
             self.num_shared_steps += 1
+            return
+        if len(self.rounds) >= MAX_ROUNDS:
+            self.num_late_rounds += 1
             return
         (part,) = step.rounds
         self.rounds.append(
@@ -48,6 +55,7 @@ class TraceRecorder:
             "name": self.name,
             "rounds": self.rounds,
             "num_shared_steps": self.num_shared_steps,
+            "num_late_rounds": self.num_late_rounds,
         }
 
     def as_json(self) -> str:

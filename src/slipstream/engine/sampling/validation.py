@@ -23,7 +23,7 @@ MAX_STOPS = 16
 
 
 def validate_sampling(params: SamplingParams, *, vocab_size: int) -> None:
-    """Check every field except `k`, which depends on the engine.
+    """Check every field except `k` and the range of `max_k`, which depend on the engine.
 
     Args:
         vocab_size: token ids are below it.
@@ -52,6 +52,8 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int) -> None:
         _integer(params.logprobs, "logprobs", low=0, high=MAX_LOGPROBS)
     if params.seed is not None and not 0 <= _integer(params.seed, "seed") < 2**64:
         raise _wrong("seed", "in [0, 2**64)", params.seed)
+    if params.max_k is not None:
+        _integer(params.max_k, "max_k")
     if not isinstance(params.ignore_eos, bool):
         raise _mistyped("ignore_eos", "true or false", params.ignore_eos)
     for token_id in _items(params.stop_token_ids, "stop_token_ids"):

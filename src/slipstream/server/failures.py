@@ -1,0 +1,121 @@
+"""From an error to a status and OpenAI's error object: one place for all routes.
+
+    400  the request is wrong, and nothing of it was run
+    401  the key is missing or wrong
+    404  no such model or path
+    408  the client took too long to send its request
+    413  the body is too long
+    429  the queue is full; Retry-After says when to come back
+    503  the server is stopping
+    504  the request took longer than it may
+
+Anything else that a request ends with is a fault of the machine or of our own: 500.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.errors import RequestError, SlipstreamError
+
+# How pydantic names the alternatives of a field that may be of several types, besides list[...].
+_TYPE_NAMES = frozenset({"str", "int", "float", "bool"})
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class HttpFailure(SlipstreamError):
+    """What ends a request with a status of its own.
+
+    Args:
+        status: HTTP status, 400 to 599.
+        headers: sent along.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        hint: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+
+def status_of(error: SlipstreamError) -> int:
+    """Return the HTTP status that an error is answered with."""
+    if isinstance(error, HttpFailure):
+        return error.status
+    return 400 if isinstance(error, RequestError) else 500
+
+
+def headers_of(error: SlipstreamError) -> dict[str, str]:
+    """Return the headers that go with it."""
+    return error.headers if isinstance(error, HttpFailure) else {}
+
+
+def error_object(error: SlipstreamError) -> dict[str, Any]:
+    """Return OpenAI's error object for an error."""
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    hint = f" (hint: {error.hint})" if error.hint else ""
+    return {
+        "error": {
+            "message": error.message + hint,
+            "type": kind,
+            "param": getattr(error, "param", None),
+            "code": getattr(error, "code", None),
+        }
+    }
+
+
+def error_body(error: SlipstreamError) -> bytes:
+    """Return it as JSON."""
+    return json.dumps(error_object(error)).encode()
+
+
+def validation_failure(problems: list[Any]) -> RequestError:
+    """Return the error of a body that does not have the right form.
+
+    Args:
+        problems: pydantic's, at least one; the first is reported, and the most telling one of a
+            field that may be of several types.
+    """
+    problem = problems[0]
+    path = [str(part) for part in problem["loc"] if part != "body"]
+    if problem["type"] == "json_invalid":
+        return RequestError("the body must be JSON", code="invalid_json")
+    where = _field(path)
+    if not where:
+        return RequestError(
+            "the body must be a JSON object sent as application/json", code="invalid_body"
+        )
+    message = str(problem["msg"])
+    if problem["type"] == "extra_forbidden":
+        return RequestError(f"unknown key {where}", param=where, code="unknown_parameter")
+    code = "missing_parameter" if problem["type"] == "missing" else "invalid_type"
+    message = message[:1].lower() + message[1:]
+    got = "" if code == "missing_parameter" else f", got {_short(problem.get('input'))}"
+    return RequestError(f"{where}: {message}{got}", param=where, code=code)
+
+
+def _field(path: list[str]) -> str:
+    """Return where a problem is, e.g. messages.0.role, down to a choice of types."""
+    end = next((i for i, part in enumerate(path) if part in _TYPE_NAMES or "[" in part), len(path))
+    return ".".join(path[:end])
+
+
+def _short(value: Any) -> str:
+    try:
+        text = json.dumps(value, default=lambda item: type(item).__name__)
+    except (ValueError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= 60 else f"{text[:57]}..."
