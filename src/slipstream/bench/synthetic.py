@@ -65,7 +65,13 @@ SHAPES = {
 class Bytes:
     """A tokenizer for models without one: a text's bytes are its ids, and replies have no text."""
 
+    vocab_size = 256
     stop_ids = frozenset[int]()
+    control_ids = frozenset[int]()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the byte that an id below 256 is."""
+        return bytes([token_id]) if token_id < self.vocab_size else b""
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Return the text's UTF-8 bytes."""
