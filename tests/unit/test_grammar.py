@@ -381,3 +381,13 @@ def test_a_schema_may_be_given_as_a_value_and_order_of_properties_counts() -> No
     assert hash(SamplingParams(grammar=grammar)) == hash(SamplingParams(grammar=grammar))
     turned = {**PERSON, "properties": dict(reversed(PERSON["properties"].items()))}
     assert Grammar(kind="json_schema", definition=turned) != grammar  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_stop_token_cannot_end_a_grammar_and_says_so() -> None:
+    class Endless:
+        vocab_size, stop_ids, control_ids = VOCAB_SIZE, frozenset[int](), TOKENIZER.control_ids
+        token_bytes, encode = TOKENIZER.token_bytes, TOKENIZER.encode
+
+    with pytest.raises(RequestError, match="no stop token") as caught:
+        Grammars(Endless(), VOCAB_SIZE).matcher(OBJECT, {5})
+    assert caught.value.param == "grammar"

@@ -84,6 +84,8 @@ class Grammars:
             RequestError: the grammar is wrong or not supported; `param` is "grammar".
         """
         definition = _checked(grammar)
+        if not self._vocabulary.stop_ids:
+            raise _refusal("absent for a model that has no stop token to end it with, got one")
         text = self._text(grammar.kind, definition)
         state = self._state(text)
         if state.is_error():
