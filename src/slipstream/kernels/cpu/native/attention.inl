@@ -236,7 +236,7 @@ void finish(const float* running, int d, float* out) {
 
 const Kernels table = {
     quantize, matmul_quantized, matmul_dense, embed,  rms_norm, gated,
-    rope_append, attend,        fold,         finish, argmax,
+    rope_append, rotate,        attend,       fold,   finish,   argmax,
 };
 
 }  // namespace

@@ -119,6 +119,8 @@ struct Kernels {
   // a key head with its value head to the pages. qkv and q_out are the row's own.
   void (*rope_append)(const KVView&, const RowsView&, int row, int unit0, int unit1,
                       const float* qkv, float* q_out);
+  // out[head_dim] = one query head, turned by a position's angles.
+  void (*rotate)(const KVView&, int position, const float* x, float* out);
   // Attention of `num` rows of one sequence from row0, with one KV head, over one split. Per row
   // and query head of the group a partial of 16 + head_dim floats: maximum, sum, 14 unused,
   // unnormalised outputs. Rows that do not reach the split leave their partial alone. Splits, then

@@ -75,7 +75,7 @@ void gated(const float* gate, const float* up, int n, float* out) {
 
 // Turn one head by its position's angles. The interleaved pairs of most files go sixteen columns at
 // a time: x * cos + swapped x * (-sin, +sin), the same products and sums as pair by pair.
-inline void rotate(const KVView& kv, int position, const float* x, float* out) {
+void rotate(const KVView& kv, int position, const float* x, float* out) {
   const int half = kv.head_dim / 2;
   const float* cos = kv.cos + size_t(position) * half;
   const float* sin = kv.sin + size_t(position) * half;

@@ -180,12 +180,33 @@ struct Simd {
   static U product(U a, U b) { return _mm512_mul_epu32(a, b); }
   static U upper(U a) { return _mm512_srli_epi64(a, 32); }
   static U exclusive_or(U a, U b, U c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+  // Eight numbers, each a quarter; and of each its word, number % 4.
+  static U quarters(const int32_t* p) {
+    return _mm512_srli_epi64(_mm512_cvtepu32_epi64(eight(p)), 2);
+  }
+  static U choose(const U (&word)[4], const int32_t* p) {
+    const __m512i number = _mm512_cvtepu32_epi64(eight(p));
+    const __mmask8 odd = _mm512_test_epi64_mask(number, _mm512_set1_epi64(1));
+    const __mmask8 upper = _mm512_test_epi64_mask(number, _mm512_set1_epi64(2));
+    return _mm512_mask_blend_epi64(upper, _mm512_mask_blend_epi64(odd, word[0], word[1]),
+                                   _mm512_mask_blend_epi64(odd, word[2], word[3]));
+  }
+  // Lower 32 bits, unsigned.
+  static F floats(U first, U second) {
+    const __m512i low = _mm512_castsi256_si512(_mm512_cvtepi64_epi32(first));
+    return _mm512_cvtepu32_ps(_mm512_inserti64x4(low, _mm512_cvtepi64_epi32(second), 1));
+  }
   // Word j of counter i (lower 32 bits, unsigned) becomes float 4 i + j.
   static void in_order(const U (&word)[4], F& first, F& second) {
     const U a = _mm512_mask_blend_epi32(0xaaaa, word[0], _mm512_slli_epi64(word[1], 32));
     const U b = _mm512_mask_blend_epi32(0xaaaa, word[2], _mm512_slli_epi64(word[3], 32));
     first = _mm512_cvtepu32_ps(_mm512_unpacklo_epi64(a, b));
     second = _mm512_cvtepu32_ps(_mm512_unpackhi_epi64(a, b));
+  }
+
+ private:
+  static __m256i eight(const int32_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
 };
 
@@ -380,6 +401,15 @@ struct Simd {
   static U upper(const U& a) { return map_longs([&](int i) { return a.v[i] >> 32; }); }
   static U exclusive_or(const U& a, const U& b, const U& c) {
     return map_longs([&](int i) { return a.v[i] ^ b.v[i] ^ c.v[i]; });
+  }
+  static U quarters(const int32_t* p) {
+    return map_longs([p](int i) { return uint64_t(uint32_t(p[i])) / 4; });
+  }
+  static U choose(const U (&word)[4], const int32_t* p) {
+    return map_longs([&](int i) { return word[uint32_t(p[i]) % 4].v[i]; });
+  }
+  static F floats(const U& first, const U& second) {
+    return map([&](int i) { return float(uint32_t(i < 8 ? first.v[i] : second.v[i - 8])); });
   }
   static void in_order(const U (&word)[4], F& first, F& second) {
     for (int i = 0; i < 16; ++i) {
