@@ -29,8 +29,9 @@ def _setting(
     choices: tuple[str, ...] = (),
     low: float = 0,
     high: float = 1 << 24,  # far above any use, far below what would overflow a size
+    paths: bool = False,
 ) -> Any:
-    metadata = {"help": help, "choices": choices, "low": low, "high": high}
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "paths": paths}
     return field(default=default, metadata=metadata)
 
 
@@ -39,7 +40,13 @@ class EngineConfig:
     """Settings of one engine. Strings "auto" are settled when the model is loaded."""
 
     k: KSetting = _setting("auto", f"drafted tokens a round: auto, off or 0 to {MAX_K}")
-    drafter: str = _setting("auto", "auto, none, ngram", choices=("auto", "none", "ngram"))
+    drafter: str = _setting(
+        "auto",
+        "what proposes tokens: auto, none, ngram, assistant (one that is shipped for the model) or "
+        "the path, with a /, of an assistant's folder",
+        choices=("auto", "none", "ngram", "assistant"),
+        paths=True,
+    )
     device: str = _setting(
         "auto", "back end that runs the model", choices=("auto", "cpu", "cuda", "reference")
     )
@@ -129,6 +136,11 @@ def parse_k(value: Any) -> KSetting:
     return number
 
 
+def is_path(value: str) -> bool:
+    """Tell whether a setting that takes words and paths is given a path."""
+    return "/" in value or os.sep in value
+
+
 def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
     """Check one field's value, text from the environment included."""
     if item.name == "k":
@@ -149,9 +161,10 @@ def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
         if number is None or not low <= number <= high:
             raise ConfigError(f"{item.name} must be an integer in [{low}, {high}], got {value}")
         return number
-    choices = item.metadata["choices"]
-    if value not in choices:
-        raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, got {value}")
+    choices, paths = item.metadata["choices"], item.metadata["paths"]
+    if value not in choices and not (paths and isinstance(value, str) and is_path(value)):
+        also = " or a path" if paths else ""
+        raise ConfigError(f"{item.name} must be one of {', '.join(choices)}{also}, got {value}")
     return value
 
 

@@ -102,7 +102,7 @@ def engine_config(settings: dict[str, Any]) -> EngineConfig:
 
 
 def _metavar(item: dataclasses.Field[Any]) -> str:
-    choices = "|".join(item.metadata["choices"])
+    choices = "|".join([*item.metadata["choices"], *(["PATH"] if item.metadata["paths"] else [])])
     return choices or _METAVARS.get(item.name, "N")
 
 

@@ -104,10 +104,12 @@ class StepResult:
         logits: float32 of shape (L, V). A device may fetch them when they are first read.
         argmax: int32 of shape (L,); equal logits resolve to the lowest id. Where `Rows.picks`
             samples a row, its pick, -1 if no logit is finite or one is +inf.
+        run: `Step.runs` as of this step.
     """
 
     logits: F32
     argmax: Int32
+    run: int = 0
 
 
 class SharedOps(Protocol):

@@ -194,7 +194,9 @@ class ReferenceStep:
             logits = self._forward(ops).numpy()
         self.kept = ops.kept
         # numpy's argmax takes the first of equals; torch's promises no order.
-        return StepResult(logits=logits, argmax=logits.argmax(axis=1).astype(np.int32))
+        return StepResult(
+            logits=logits, argmax=logits.argmax(axis=1).astype(np.int32), run=self.runs
+        )
 
 
 class _SharedOps:

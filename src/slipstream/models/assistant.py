@@ -12,12 +12,10 @@ Gemma 4 do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slipstream.kernels.ops import Backend, DraftOps, Int32, KVCache, Value, Weight
-from slipstream.models.loading.assistant import VOCAB_MAP, AssistantConfig
-from slipstream.models.weights import Tensor
+from slipstream.models.loading.assistant import Assistant, AssistantConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +56,13 @@ class AssistantWeights:
     token_ids: Int32
 
 
-def pack_assistant(
-    backend: Backend, config: AssistantConfig, tensors: Mapping[str, Tensor], embedding: Weight
-) -> AssistantWeights:
-    """Repack a checkpoint's tensors, in their order of use."""
+def pack_assistant(backend: Backend, assistant: Assistant, embedding: Weight) -> AssistantWeights:
+    """Repack a checkpoint's tensors, in their order of use.
+
+    Args:
+        embedding: the target's, on the same back end.
+    """
+    config, tensors = assistant.config, assistant.tensors
 
     def normed(norm: str, *matrices: str) -> Normed:
         parts = [tensors[name] for name in matrices]
@@ -76,7 +77,6 @@ def pack_assistant(
         )
 
     features = [f"features.{i}" for i in range(len(config.feature_layers))]
-    vocab_map = tensors[VOCAB_MAP]
     return AssistantWeights(
         features=tuple(normed(f"{name}.norm", f"{name}.weight") for name in features),
         embedding=embedding,
@@ -86,7 +86,7 @@ def pack_assistant(
         norm=backend.vector(tensors["norm"]),
         post=backend.matrix([tensors["post"]]),
         output=backend.matrix([tensors["output"]]),
-        token_ids=vocab_map.values,  # type: ignore[union-attr]
+        token_ids=assistant.vocab_map,
     )
 
 

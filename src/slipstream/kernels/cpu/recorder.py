@@ -179,4 +179,4 @@ class CpuStep:
             rows.logit_rows,
             self.share,
         )
-        return StepResult(logits=self.logits[:wanted], argmax=self.argmax[:wanted])
+        return StepResult(logits=self.logits[:wanted], argmax=self.argmax[:wanted], run=self.runs)
