@@ -131,7 +131,10 @@ int32_t argmax(const float* x, int n0, int n1) {
   for (; i + 16 <= n1; i += 16) best = S::max(S::load(x + i), best);
   float top = S::largest(best);
   for (; i < n1; ++i) top = x[i] > top ? x[i] : top;
-  for (i = n0; i < n1; ++i)
+  const S::F all = S::set1(top);
+  for (i = n0; i + 16 <= n1; i += 16)
+    if (const S::M hits = S::equal(S::load(x + i), all)) return i + __builtin_ctz(hits);
+  for (; i < n1; ++i)
     if (x[i] == top) return i;
   return n0;
 }

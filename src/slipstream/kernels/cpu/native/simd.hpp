@@ -128,6 +128,34 @@ struct Simd {
     }
     if (P == 1) sum[0] = _mm512_add_epi32(sum[0], second);
   }
+  // dots of one row and two tiles of 4-bit codes, four lines of 64 bytes each. The upper codes stay
+  // where they are, sixteen times too large until the end.
+  static void pair_dots(int32_t start, const uint8_t* const (&tile)[2], const int8_t* x,
+                        I (&sum)[2]) {
+    const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(char(0xf0));
+    I upper[2];
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; ++t) {
+      sum[t] = _mm512_set1_epi32(start);
+      upper[t] = _mm512_setzero_si512();
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      int32_t a, b;
+      std::memcpy(&a, x + 4 * i, 4);
+      std::memcpy(&b, x + 16 + 4 * i, 4);
+      const __m512i first = _mm512_set1_epi32(a), second = _mm512_set1_epi32(b);
+#pragma GCC unroll 2
+      for (int t = 0; t < 2; ++t) {
+        const B both = load_bytes(tile[t] + 64 * i);
+        sum[t] = _mm512_dpbusd_epi32(sum[t], _mm512_and_si512(both, low), first);
+        upper[t] = _mm512_dpbusd_epi32(upper[t], _mm512_and_si512(both, high), second);
+      }
+    }
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; ++t)
+      sum[t] = _mm512_add_epi32(sum[t], _mm512_srai_epi32(upper[t], 4));
+  }
   // Sixteen floats, already whole numbers in [-127, 127], as bytes.
   static void store_int8(int8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -329,6 +357,18 @@ struct Simd {
       out.v[2 * j + 1] = start + pair[2] + pair[3];
     }
     return out;
+  }
+  static void pair_dots(int32_t start, const uint8_t* const (&tile)[2], const int8_t* x,
+                        I (&sum)[2]) {
+    for (int t = 0; t < 2; ++t) {
+      B w[8];
+      for (int i = 0; i < 4; ++i) {
+        const B both = load_bytes(tile[t] + 64 * i);
+        w[i] = low_nibbles(both);
+        w[i + 4] = high_nibbles(both);
+      }
+      sum[t] = dot<15>(start, w, x);
+    }
   }
   static void store_int8(int8_t* p, const F& x) {
     for (int i = 0; i < 16; ++i) p[i] = int8_t(int(x.v[i]));
