@@ -108,6 +108,9 @@ struct Kernels {
   // use one read of a weight. The fetch goes on from call to call.
   void (*matmul_quantized)(const Matrix&, const Act* acts, int rows, int share, int tile0, int tile1,
                            float* out, int ldo, const float* residual, int ldr, Fetch& fetch);
+  // The same for one row whose weights caches hold.
+  void (*matmul_cached)(const Matrix&, const Act* acts, int tile0, int tile1, float* out,
+                        const float* residual);
   void (*matmul_dense)(const Matrix&, const float* x, int ldx, int rows, int share, int tile0,
                        int tile1, float* out, int ldo, const float* residual, int ldr);
   // out[k] = row `id` of the matrix.

@@ -164,31 +164,28 @@ inline int live_lanes(const Matrix& m, int tile) {
   return left < LANES ? left : LANES;
 }
 
-// tile_product of one row and two tiles that lie `tile_bytes` apart: activations are spread to lanes
-// once for both. The same integers and the same sums, in the same order.
-template <bool BIAS, int ZERO>
-NOINLINE void pair_product(const uint8_t* first, size_t tile_bytes, int groups, const Act* acts,
-                           float* out, const float* residual) {
-  constexpr int bytes = 256 + (BIAS ? 64 : 32), ahead = 8192;
-  S::F sum[2] = {S::zero(), S::zero()};
-  for (int g = 0; g < groups; ++g, first += bytes, ++acts) {
-    const uint8_t* const tile[2] = {first, first + tile_bytes};
-    for (int i = 0; i < bytes; i += 64) {
-      S::prefetch(tile[0] + ahead + i);
-      S::prefetch(tile[1] + ahead + i);
-    }
-    const int32_t start = ZERO == 8 ? acts->minus_8sum : 0;
-    S::I dot[2];
-    S::pair_dots(start, tile, acts->q, dot);
+// tile_product of one row and T tiles that lie `tile_bytes` apart, for weights that caches hold:
+// activations are spread to lanes once for all, and nothing is asked for ahead (from memory, several
+// tiles at a time arrive a third slower than one). The same integers and sums, in the same order.
+template <bool BIAS, int ZERO, int T>
+NOINLINE void cached_product(const uint8_t* tiles, size_t tile_bytes, int groups, const Act* acts,
+                             float* out, const float* residual) {
+  constexpr int bytes = 256 + (BIAS ? 64 : 32);
+  S::F sum[T];
+  for (int t = 0; t < T; ++t) sum[t] = S::zero();
+  for (int g = 0; g < groups; ++g, tiles += bytes, ++acts) {
+    S::I dot[T];
+    S::tile_dots<T>(ZERO == 8 ? acts->minus_8sum : 0, tiles, tile_bytes, acts->q, dot);
     const S::F factor = S::set1(acts->scale), whole = S::set1(acts->scaled_sum);
-#pragma GCC unroll 2
-    for (int t = 0; t < 2; ++t) {
-      const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile[t] + 256);
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      const uint16_t* scales =
+          reinterpret_cast<const uint16_t*>(tiles + size_t(t) * tile_bytes + 256);
       sum[t] = S::fma(S::load_half(scales), S::mul(S::to_float(dot[t]), factor), sum[t]);
       if (BIAS) sum[t] = S::fma(S::load_half(scales + LANES), whole, sum[t]);
     }
   }
-  for (int t = 0; t < 2; ++t)
+  for (int t = 0; t < T; ++t)
     store_row(sum[t], out + t * LANES, residual ? residual + t * LANES : nullptr, LANES);
 }
 
@@ -208,13 +205,6 @@ void matmul_tiles(const Matrix& m, const Act* acts, int rows, int share, int til
         on_the_way, on_the_way ? fetch.lines : 0);
   };
   const int blocks = (rows + share - 1) / share;
-  if constexpr (F == Format::q4) {
-    if (rows == 1)
-      for (; tile0 + 2 <= tile1 && (tile0 + 2) * LANES <= m.n; tile0 += 2)
-        pair_product<BIAS, ZERO>(m.data + size_t(tile0) * m.tile_bytes(), m.tile_bytes(), groups,
-                                 acts, out + tile0 * LANES,
-                                 residual ? residual + tile0 * LANES : nullptr);
-  }
   if (share == 1) {
     for (int block = 0; block < blocks; ++block)
       for (int tile = tile0; tile < tile1; ++tile) one(tile, block);
@@ -230,6 +220,31 @@ void matmul_quantized(const Matrix& m, const Act* acts, int rows, int share, int
   if (m.format == Format::q4)
     fn = m.has_bias ? matmul_tiles<Format::q4, true, 0> : matmul_tiles<Format::q4, false, 8>;
   fn(m, acts, rows, share, tile0, tile1, out, ldo, residual, ldr, fetch);
+}
+
+template <bool BIAS, int ZERO>
+int cached_tiles(const Matrix& m, const Act* acts, int tile0, int tile1, float* out,
+                 const float* residual) {
+  const int whole = m.n / LANES < tile1 ? m.n / LANES : tile1;
+  const auto some = [&](auto count) {
+    constexpr int T = decltype(count)::value;
+    for (; tile0 + T <= whole; tile0 += T)
+      cached_product<BIAS, ZERO, T>(m.data + size_t(tile0) * m.tile_bytes(), m.tile_bytes(),
+                                    m.k / GROUP, acts, out + tile0 * LANES,
+                                    residual ? residual + tile0 * LANES : nullptr);
+  };
+  some(Rows<4>{});
+  some(Rows<2>{});
+  return tile0;
+}
+
+void matmul_cached(const Matrix& m, const Act* acts, int tile0, int tile1, float* out,
+                   const float* residual) {
+  if (m.format == Format::q4)
+    tile0 = (m.has_bias ? cached_tiles<true, 0> : cached_tiles<false, 8>)(m, acts, tile0, tile1, out,
+                                                                          residual);
+  Fetch none;
+  matmul_quantized(m, acts, 1, MAX_SHARE, tile0, tile1, out, 0, residual, 0, none);
 }
 
 template <Format F>

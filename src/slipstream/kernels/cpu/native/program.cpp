@@ -247,7 +247,10 @@ void Program::run_matmul(const Op& op, int member) {
     const auto [begin, end] = share_of(op, part, first, member);
     if (begin < end) {
       const float* add = residual ? residual + column : nullptr;
-      if (part.quantized())
+      // The first draft step has brought the head's weights into the caches.
+      if (part.quantized() && few_ && rows == 1 && op.step > 0)
+        kernels_->matmul_cached(part, acts, begin, end, out + column, add);
+      else if (part.quantized())
         kernels_->matmul_quantized(part, acts, rows, share_, begin, end, out + column, ldo, add,
                                    ldr, fetch);
       else

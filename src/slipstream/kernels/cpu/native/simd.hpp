@@ -128,14 +128,15 @@ struct Simd {
     }
     if (P == 1) sum[0] = _mm512_add_epi32(sum[0], second);
   }
-  // dots of one row and two tiles of 4-bit codes, four lines of 64 bytes each. The upper codes stay
+  // dots of one row and T tiles of 4-bit codes, each four lines of 64 bytes. The upper codes stay
   // where they are, sixteen times too large until the end.
-  static void pair_dots(int32_t start, const uint8_t* const (&tile)[2], const int8_t* x,
-                        I (&sum)[2]) {
+  template <int T>
+  static void tile_dots(int32_t start, const uint8_t* tiles, size_t stride, const int8_t* x,
+                        I (&sum)[T]) {
     const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(char(0xf0));
-    I upper[2];
-#pragma GCC unroll 2
-    for (int t = 0; t < 2; ++t) {
+    I upper[T];
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
       sum[t] = _mm512_set1_epi32(start);
       upper[t] = _mm512_setzero_si512();
     }
@@ -145,15 +146,15 @@ struct Simd {
       std::memcpy(&a, x + 4 * i, 4);
       std::memcpy(&b, x + 16 + 4 * i, 4);
       const __m512i first = _mm512_set1_epi32(a), second = _mm512_set1_epi32(b);
-#pragma GCC unroll 2
-      for (int t = 0; t < 2; ++t) {
-        const B both = load_bytes(tile[t] + 64 * i);
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        const B both = load_bytes(tiles + size_t(t) * stride + 64 * i);
         sum[t] = _mm512_dpbusd_epi32(sum[t], _mm512_and_si512(both, low), first);
         upper[t] = _mm512_dpbusd_epi32(upper[t], _mm512_and_si512(both, high), second);
       }
     }
-#pragma GCC unroll 2
-    for (int t = 0; t < 2; ++t)
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t)
       sum[t] = _mm512_add_epi32(sum[t], _mm512_srai_epi32(upper[t], 4));
   }
   // Sixteen floats, already whole numbers in [-127, 127], as bytes.
@@ -358,12 +359,13 @@ struct Simd {
     }
     return out;
   }
-  static void pair_dots(int32_t start, const uint8_t* const (&tile)[2], const int8_t* x,
-                        I (&sum)[2]) {
-    for (int t = 0; t < 2; ++t) {
+  template <int T>
+  static void tile_dots(int32_t start, const uint8_t* tiles, size_t stride, const int8_t* x,
+                        I (&sum)[T]) {
+    for (int t = 0; t < T; ++t) {
       B w[8];
       for (int i = 0; i < 4; ++i) {
-        const B both = load_bytes(tile[t] + 64 * i);
+        const B both = load_bytes(tiles + size_t(t) * stride + 64 * i);
         w[i] = low_nibbles(both);
         w[i + 4] = high_nibbles(both);
       }
