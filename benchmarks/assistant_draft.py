@@ -1,7 +1,7 @@
 """What the assistant's drafts take beside a classic step of the same run, by layers and k.
 
-Prints the bound first (bytes that a draft must read: once from memory, then again for every further
-step, which caches may hold), then for each number of layers the median time of drafting k tokens for
+Prints the bound first (bytes that a draft must read from memory once; further steps find them in
+the caches), then for each number of layers the median time of drafting k tokens for
 one sequence at a context, and its share of the classic step, and one JSON line last.
 
 Method: a random checkpoint of a given shape, since time does not depend on what a head has learned.
@@ -30,17 +30,16 @@ from provenance import DEFAULT_MODEL, HERE, find_model, provenance
 
 sys.path.insert(0, str(HERE.parent))
 
-from tests.assistants import write_random_assistant  # noqa: E402
-
-from slipstream.config import EngineConfig  # noqa: E402
-from slipstream.drafters.base import Ask  # noqa: E402
-from slipstream.engine.budget import RowBudget  # noqa: E402
-from slipstream.engine.calibrate import Forwards, idle_forwards  # noqa: E402
-from slipstream.engine.load import choose_backend  # noqa: E402
-from slipstream.engine.target import Target, build_target  # noqa: E402
-from slipstream.kernels.bandwidth import bandwidth_of  # noqa: E402
-from slipstream.models.loading import ModelFile, open_model  # noqa: E402
-from slipstream.models.loading.assistant import read_assistant  # noqa: E402
+from slipstream.config import EngineConfig
+from slipstream.drafters.base import Ask
+from slipstream.engine.budget import RowBudget
+from slipstream.engine.calibrate import Forwards, idle_forwards
+from slipstream.engine.load import choose_backend
+from slipstream.engine.target import Target, build_target
+from slipstream.kernels.bandwidth import bandwidth_of
+from slipstream.models.loading import ModelFile, open_model
+from slipstream.models.loading.assistant import read_assistant
+from tests.assistants import write_random_assistant
 
 SHAPE = {"hidden_size": 576, "ffn_size": 1536, "draft_vocab_size": 8192}
 K_OF_BAR = 4
@@ -65,7 +64,15 @@ def main() -> int:
         target = _target(file, layers, args.threads, args.context)
         rows += _timed(target, layers, widths, args.context, args.turns, args.temperature)
     shares = {row["layers"]: row["share"] for row in rows if row["k"] == K_OF_BAR}
-    print(json.dumps({"provenance": provenance(find_model(args.model)), "context": args.context, "rows": rows}))
+    print(
+        json.dumps(
+            {
+                "provenance": provenance(find_model(args.model)),
+                "context": args.context,
+                "rows": rows,
+            }
+        )
+    )
     return int(args.bar is not None and any(share > args.bar for share in shares.values()))
 
 

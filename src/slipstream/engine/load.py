@@ -113,7 +113,7 @@ def learn(
         drafts = {} if target.head is None else time_drafts(forwards, target.head, policy.max_k)
     calibrate(policy, timed, 0)
     for k, seconds in drafts.items():
-        policy.cost.calibrate_draft(k, seconds)
+        policy.cost.drafting.calibrate(k, seconds)
     where = "kept nowhere" if pairing.path is None else f"to be kept in {pairing.path}"
     what = "new" if pairing.doubted_costs is None else "set aside, its times did not hold"
     pairing.profile = f"{what}: {len(timed)} row counts timed at load, {where}"

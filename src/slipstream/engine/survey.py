@@ -89,7 +89,7 @@ def survey(
             )
             if target.head is not None and context_len == contexts[0]:
                 for k, seconds in time_drafts(forwards, target.head, policy.max_k).items():
-                    policy.cost.calibrate_draft(k, seconds)
+                    policy.cost.drafting.calibrate(k, seconds)
         progress(stage, 1.0)
         policy.cost.verify.drop({octave_of(context_len)})  # other contexts stay as they are known
         calibrate(policy, timed, context_len)
