@@ -42,7 +42,7 @@ def tiny_engine(
     """Return an engine whose target has an assistant, or has none."""
     tensors = tiny_tensors(ARCH)
     config = EngineConfig(**({} if assistant else {"drafter": "none"}), **settings)
-    options = {} if backend_name == "reference" else {"threads": threads}
+    options = {"threads": threads} if backend_name.startswith("cpu") else {}
     target = build_target(
         ARCH,
         make_backend(backend_name, **options),

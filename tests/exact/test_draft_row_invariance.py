@@ -1,4 +1,4 @@
-"""A sequence's drafts depend on nothing but that sequence: not on batch-mates, k, threads or pauses.
+"""A sequence's drafts depend on that sequence alone: not on batch-mates, k, threads or pauses.
 
 Drafts that changed with the batch would not break a reply, but they would break the policy's
 measurements and everybody's ability to reproduce a run.

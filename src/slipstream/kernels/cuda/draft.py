@@ -38,7 +38,7 @@ class Kept(Buffer):
 
 
 class DraftRecorder(Recorder):
-    """The `DraftOps` of the CUDA back end; ops that it shares with a target's are the recorder's."""
+    """The `DraftOps` of the CUDA back end; what it shares with a target is the recorder's."""
 
     def __init__(
         self,
