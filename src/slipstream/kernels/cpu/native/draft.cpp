@@ -1,6 +1,6 @@
 // Drafts: what a program of k unrolled draft steps does besides the ops of a target's forward.
 //
-// A draft step of one sequence is 20 small ops of a few microseconds, so with few rows a barrier costs
+// A draft step of one sequence is 17 small ops of a few microseconds, so with few rows a barrier costs
 // as much as an op. There members rather do the same small work each for itself (embedding, rotation,
 // folding of a short context), into copies of their own, and products that hand on only what the same
 // member goes on with need no barrier between them. None of it changes an operation or its order.
