@@ -57,7 +57,7 @@ def tiny_engine(
 def params(index: int = 0, **changes: Any) -> SamplingParams:
     """Return greedy parameters for even requests, sampled ones for odd."""
     sampled = {"temperature": 0.9, "seed": 100 + index} if index % 2 else {}
-    return SamplingParams(max_tokens=COUNT, ignore_eos=True, **(sampled | changes))
+    return SamplingParams(**({"max_tokens": COUNT, "ignore_eos": True} | sampled | changes))
 
 
 @cache

@@ -23,7 +23,7 @@ class MemoryPlan:
 
     Attributes:
         limit_bytes: what weights, work space and KV may take together.
-        drafter_bytes: weights of a drafter, on top of the target's.
+        drafter_bytes: weights of a drafter and what the target keeps for it.
         workspace_bytes: activations, logits, graphs.
         num_pages: KV pages.
     """

@@ -84,6 +84,7 @@ def build_target(
     if assistant is not None:
         head_weights = pack_assistant(backend, assistant, weights.embedding)
     head_bytes = backend.weight_bytes() - target_bytes
+    kept_layers = () if assistant is None else assistant.config.feature_layers
     memory: DeviceMemory | None = getattr(backend, "memory", None)
     num_pages = pages_for(config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs))
     if memory is not None:
@@ -92,7 +93,8 @@ def build_target(
             arch,
             config,
             weights_bytes=target_bytes,
-            drafter_bytes=head_bytes,
+            # Kept streams are buffers that no other layer takes.
+            drafter_bytes=head_bytes + len(set(kept_layers)) * max_rows * arch.hidden_size * 4,
             max_model_len=max_model_len,
             max_rows=max_rows,
         )
@@ -104,7 +106,6 @@ def build_target(
             f"the system grants no memory for the KV of {num_pages * PAGE_SIZE} tokens",
             hint="lower kv_tokens, or max_num_seqs and max_model_len, which it comes from",
         ) from error
-    kept_layers = () if assistant is None else assistant.config.feature_layers
     step = backend.compile(
         lambda ops: forward(ops, arch, weights, kv, kept_layers=kept_layers),
         max_rows=max_rows,
