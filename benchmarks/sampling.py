@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.engine.sampling import PickKernel, Sampler, native_kernel, reference_kernel
-from slipstream.engine.sampling.noise import NoiseKey
+from slipstream.kernels.noise import NoiseKey
 from slipstream.kernels.ops import F32
 from slipstream.types import SamplingParams
 

@@ -30,8 +30,16 @@ def _setting(
     low: float = 0,
     high: float = 1 << 24,  # far above any use, far below what would overflow a size
     metavar: str = "",
+    paths: bool = False,
 ) -> Any:
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "metavar": metavar}
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "metavar": metavar,
+        "paths": paths,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -80,7 +88,13 @@ class EngineConfig(_Config):
 
     k: KSetting = _setting("auto", f"drafted tokens a round: auto, off or 0 to {MAX_K}")
     max_k: int = _setting(MAX_K, "most drafted tokens a round, whatever k is", high=MAX_K)
-    drafter: str = _setting("auto", "auto, none, ngram", choices=("auto", "none", "ngram"))
+    drafter: str = _setting(
+        "auto",
+        "what proposes tokens: auto, none, ngram, assistant (one that is shipped for the model) or "
+        "the path, with a /, of an assistant's folder",
+        choices=("auto", "none", "ngram", "assistant"),
+        paths=True,
+    )
     device: str = _setting(
         "auto", "back end that runs the model", choices=("auto", "cpu", "cuda", "reference")
     )
@@ -190,6 +204,11 @@ def k_ceiling(k: KSetting) -> int:
     return k if isinstance(k, int) else 0 if k == "off" else MAX_K
 
 
+def is_path(value: str) -> bool:
+    """Tell whether a setting that takes words and paths is given a path."""
+    return "/" in value or os.sep in value
+
+
 def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
     """Check one field's value, text from the environment included."""
     if item.name == "k":
@@ -210,11 +229,12 @@ def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
         if number is None or not low <= number <= high:
             raise ConfigError(f"{item.name} must be an integer in [{low}, {high}], got {value}")
         return number
-    choices = item.metadata["choices"]
+    choices, paths = item.metadata["choices"], item.metadata["paths"]
     if item.metadata["metavar"]:
         return _text(item.name, value)
-    if value not in choices:
-        raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, got {value}")
+    if value not in choices and not (paths and isinstance(value, str) and is_path(value)):
+        also = " or a path" if paths else ""
+        raise ConfigError(f"{item.name} must be one of {', '.join(choices)}{also}, got {value}")
     return value
 
 

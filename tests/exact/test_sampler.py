@@ -17,8 +17,8 @@ from slipstream.engine.sampling import (
     native_kernel,
     reference_kernel,
 )
-from slipstream.engine.sampling.noise import NoiseKey, gumbel, noise_bits
 from slipstream.errors import SlipstreamError
+from slipstream.kernels.noise import NoiseKey, gumbel, noise_bits
 from slipstream.kernels.ops import F32
 from slipstream.types import SamplingParams
 from tests.tiny import make_backend

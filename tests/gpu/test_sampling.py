@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from slipstream.engine.sampling.noise import NoiseKey
 from slipstream.engine.sampling.reference import pick
+from slipstream.kernels.noise import NoiseKey
 from slipstream.kernels.ops import F32, Picks
 from tests.tiny import make_backend
 

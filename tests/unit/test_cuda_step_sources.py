@@ -8,7 +8,12 @@ pytest.importorskip("torch", reason="the kernels are loaded by torch")
 
 from slipstream.errors import LoadError
 from slipstream.kernels.cuda import compiler
-from slipstream.kernels.cuda.kernels import ATTENTION_KERNELS, LAYER_KERNELS, AttentionBuild
+from slipstream.kernels.cuda.kernels import (
+    ATTENTION_KERNELS,
+    DRAFT_KERNELS,
+    LAYER_KERNELS,
+    AttentionBuild,
+)
 from slipstream.kernels.cuda.sampling import SAMPLING_KERNELS
 
 # Shared memory that a block may have (CUDA C++ Programming Guide, compute capabilities).
@@ -59,6 +64,7 @@ def test_layers_argmax_and_sampling_compile(arch: str) -> None:
     check("layers.cu", LAYER_KERNELS, arch, {})
     check("argmax.cu", ("argmax",), arch, {})
     check("sampling.cu", SAMPLING_KERNELS, arch, {})
+    check("draft.cu", DRAFT_KERNELS, arch, {})
 
 
 @pytest.mark.parametrize("padded_dim", [32, 128, 256])

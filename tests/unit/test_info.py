@@ -17,6 +17,7 @@ MACHINE_KEYS = ["version", "device", "device_reason", "isa", "threads", "usable_
 MODEL_KEYS = [
     *("model", "name", "fingerprint", "chat_template", "architecture", "layers", "hidden_size"),
     *("vocabulary", "trained_context", "context", "max_num_seqs", "weights_bytes"),
+    "drafter_bytes",
     *("kv_bytes_per_token", "kv_bytes_per_context", "kv_tokens", "kv_bytes", "scratch_bytes"),
     *("total_bytes", "limit_bytes", "drafter", "drafter_max_k", "k", "k_reason", "profile"),
     "load_s",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.engine.sampling.noise import NoiseKey, gumbel, noise_bits, philox
+from slipstream.kernels.noise import NoiseKey, gumbel, noise_bits, philox
 
 KEY = NoiseKey(seed=2**63 + 12345, choice=1, position=77)
 

@@ -11,9 +11,9 @@ import pytest
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.engine import Engine
-from slipstream.engine.sampling.noise import NoiseKey
 from slipstream.engine.sampling.reference import pick
 from slipstream.errors import SlipstreamError
+from slipstream.kernels.noise import NoiseKey
 from slipstream.kernels.ops import Rows, StepResult
 from slipstream.types import DetailedReply, SamplingParams
 from tests.fake_model import FakeStep, Scripted, fake_engine

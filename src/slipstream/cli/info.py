@@ -109,6 +109,7 @@ def _memory(target: Target) -> Facts:
     scratch_bytes = _scratch_bytes(target)
     return {
         "weights_bytes": weights_bytes,
+        "drafter_bytes": target.head_bytes,
         "kv_bytes_per_token": per_token,
         "kv_bytes_per_context": per_token * target.max_model_len,
         "kv_tokens": kv_tokens,

@@ -129,7 +129,8 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
 
 
 def _metavar(item: dataclasses.Field[Any]) -> str:
-    choices = "|".join(item.metadata["choices"]) or item.metadata["metavar"]
+    words = [*item.metadata["choices"], *(["PATH"] if item.metadata["paths"] else [])]
+    choices = "|".join(words) or item.metadata["metavar"]
     return choices or _METAVARS.get(item.name, "N")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from slipstream.kernels.ops import Int32
 
 
 class Drafter(Protocol):
@@ -31,3 +34,56 @@ class Drafter(Protocol):
 
     def release(self) -> None:
         """Forget the sequence."""
+
+
+class Chosen(NamedTuple):
+    """Where the target chose an anchor.
+
+    Attributes:
+        run: the target's step, counted as `Step.runs`.
+        row: the row of that step.
+        position: the anchor's position in its sequence.
+    """
+
+    run: int
+    row: int
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What a drafter that reads the target's own state is asked for one sequence.
+
+    Attributes:
+        token_ids: prompt and output, anchor last.
+        k: tokens wanted, >= 1.
+        pages: the sequence's KV pages, int32 of shape (P,).
+        chosen: where the target chose the anchor, None where that is not known.
+        temperature, seed, choice: how the target samples.
+    """
+
+    token_ids: Sequence[int]
+    k: int
+    pages: Int32
+    chosen: Chosen | None
+    temperature: float
+    seed: int
+    choice: int
+
+
+class Head(Protocol):
+    """What the drafters of all sequences share where they draft from the target's own state."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        """Return at most k tokens for each ask, none for one that it declines."""
+
+
+class BatchDrafter(Drafter, Protocol):
+    """A drafter whose proposals for a step are made together, by its head.
+
+    Its own `propose` knows too little of the sequence and offers nothing.
+    """
+
+    @property
+    def head(self) -> Head:
+        """What proposes for it."""

@@ -15,6 +15,8 @@ from statistics import median
 
 import numpy as np
 
+from slipstream.drafters.assistant import AssistantHead
+from slipstream.drafters.base import Ask, Chosen
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.pages import pages_for
 from slipstream.engine.target import Target
@@ -68,6 +70,20 @@ class Forwards:
         began = self._clock()
         self._run(self.context_len + rows, rows[: self._max_logits])
         return self._clock() - began
+
+    def ask(self, k: int) -> Ask:
+        """Run a forward of the widest round that k makes, and ask what its first row leads to."""
+        self(min(k + 1, self.max_rows))
+        last = self.context_len
+        return Ask(
+            token_ids=range(last + 2),
+            k=k,
+            pages=self.pages,
+            chosen=Chosen(run=self.target.step.runs, row=0, position=last + 1),
+            temperature=0.0,
+            seed=0,
+            choice=0,
+        )
 
     def _run(self, positions: Int32, logit_rows: Int32) -> None:
         self.target.step(
@@ -161,6 +177,28 @@ def time_rows(
         least = min(least, median(samples[num_rows][1:] or samples[num_rows]))
         times_s[num_rows] = least
     return dict(sorted(times_s.items()))
+
+
+def time_drafts(
+    forwards: Forwards,
+    head: AssistantHead,
+    max_k: int,
+    *,
+    passes: int = PASSES,
+    clock: Clock = time.perf_counter,
+) -> dict[int, float]:
+    """Return the median seconds of drafting 1 to max_k tokens for one sequence.
+
+    Each follows a forward, as it does in serving: the head's weights have left the caches by then.
+    """
+    samples: dict[int, list[float]] = {}
+    for _ in range(passes + 1):
+        for k in range(1, min(max_k, head.max_k) + 1):
+            ask = forwards.ask(k)
+            began = clock()
+            if head.propose([ask])[0]:
+                samples.setdefault(k, []).append(clock() - began)
+    return {k: median(times[1:]) for k, times in samples.items()}
 
 
 def calibrate(policy: MeasuredPolicy, times_s: Mapping[int, float], kv_tokens: int) -> None:

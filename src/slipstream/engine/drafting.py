@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Ask, Drafter, Head
 from slipstream.engine.request import Request
+from slipstream.engine.round import Round
 
 Clock = Callable[[], float]
 
@@ -37,6 +38,58 @@ def ask(
     if proposed and request.matcher is not None:
         proposed = request.matcher.allowed_prefix(proposed)
     return proposed, clock() - began
+
+
+def ask_paid(parts: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
+    """Ask the paid drafters of some rounds for what each wants, those that share a head at once.
+
+    What a head takes is shared out among its rounds.
+    """
+    together: dict[int, tuple[Head, list[Round]]] = {}
+    for part in parts:
+        request, head = part.request, head_of(part.request)
+        if head is not None:
+            together.setdefault(id(head), (head, []))[1].append(part)
+        elif request.paid_drafter is not None:
+            part.drafted, part.draft_s = ask(
+                request, request.paid_drafter, part.wanted, clock, vocab_size=vocab_size
+            )
+    for head, alike in together.values():
+        _ask_head(head, alike, clock, vocab_size)
+
+
+def head_of(request: Request) -> Head | None:
+    """Return what drafts for the request from the target's own state, None for nothing."""
+    return getattr(request.paid_drafter, "head", None)
+
+
+def _ask_head(head: Head, parts: Sequence[Round], clock: Clock, vocab_size: int) -> None:
+    began = clock()
+    try:
+        for part, offered in zip(parts, head.propose([_ask_of(p) for p in parts]), strict=True):
+            part.drafted = _known(offered, part.wanted, vocab_size)
+    except Exception as error:
+        for part in parts:
+            part.drafted = []
+            if part.request.paid_drafter is not None:
+                drop(part.request, part.request.paid_drafter, error)
+    seconds = (clock() - began) / len(parts)
+    for part in parts:
+        part.draft_s = seconds
+
+
+def _ask_of(part: Round) -> Ask:
+    request = part.request
+    settings = request.sampler.settings()
+    return Ask(
+        token_ids=request.sequence.token_ids,
+        k=part.wanted,
+        pages=request.sequence.pages,
+        chosen=request.chosen,
+        temperature=settings.temperature,
+        seed=settings.seed,
+        choice=settings.choice,
+    )
 
 
 def tell(request: Request, drafter: Drafter | None, drafts: list[int], accepted: int) -> None:

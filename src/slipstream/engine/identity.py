@@ -11,6 +11,7 @@ from slipstream import __version__
 from slipstream.config import EngineConfig
 from slipstream.drafters import ngram
 from slipstream.kernels.ops import Backend
+from slipstream.models.loading.assistant import CONFIG_FILE, TENSORS_FILE
 from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import ProfileKey
 
@@ -20,11 +21,24 @@ def profile_folder() -> Path:
     return cache_dir() / "profiles"
 
 
-def profile_key(backend: Backend, fingerprint: str, config: EngineConfig) -> ProfileKey:
-    """Return the key of a model's profile with the drafter that a config asks for.
+def drafter_key(folder: Path | None) -> str:
+    """Return what tells an assistant's checkpoint apart, "" where there is none."""
+    if folder is None:
+        return ""
+    digest = hashlib.sha256()
+    for name in (CONFIG_FILE, TENSORS_FILE):
+        digest.update((folder / name).read_bytes())
+    return f"assistant {digest.hexdigest()[:32]}"
+
+
+def profile_key(
+    backend: Backend, fingerprint: str, config: EngineConfig, *, drafter: str = ""
+) -> ProfileKey:
+    """Return the key of a model's profile with a drafter.
 
     Args:
         fingerprint: tells model files apart.
+        drafter: tells drafters apart, n-gram lookup where it is empty.
     """
     threads = getattr(backend, "threads", 1)
     device, driver = (
@@ -35,7 +49,7 @@ def profile_key(backend: Backend, fingerprint: str, config: EngineConfig) -> Pro
         device, driver = f"{getattr(backend, 'device', '')}, {device}", f"{driver} {backend.driver}"
     return ProfileKey(
         target=fingerprint,
-        drafter=f"ngram {ngram.LONGEST} to {ngram.SHORTEST}",
+        drafter=drafter or f"ngram {ngram.LONGEST} to {ngram.SHORTEST}",
         device=device,
         driver=driver,
         kernels=" ".join(

@@ -8,10 +8,12 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from slipstream.config import EngineConfig
+from slipstream.config import EngineConfig, is_path
 from slipstream.drafters.base import Drafter
+from slipstream.drafters.checkpoints import shipped_assistant
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.calibrate import (
@@ -20,16 +22,18 @@ from slipstream.engine.calibrate import (
     idle_forwards,
     room,
     row_counts,
+    time_drafts,
     time_rows,
 )
 from slipstream.engine.engine import Engine
-from slipstream.engine.identity import profile_folder, profile_key
+from slipstream.engine.identity import drafter_key, profile_folder, profile_key
 from slipstream.engine.pairing import Pairing
 from slipstream.engine.target import Target, build_target
-from slipstream.errors import LoadError
+from slipstream.errors import ConfigError, LoadError
 from slipstream.kernels.cuda.device import has_device
 from slipstream.kernels.ops import Backend
 from slipstream.models.loading import open_model, resolve_model
+from slipstream.models.loading.assistant import read_assistant
 from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import load_profile, passes_sentinel
 
@@ -47,7 +51,8 @@ def load(
         overrides: single settings that go before both, e.g. `drafter="none"`.
 
     Raises:
-        LoadError: the model cannot be found, opened or served.
+        LoadError: the model or its drafter cannot be found, opened or served.
+        MismatchError: the drafter was made for another model.
         ConfigError: a setting is unknown, out of range or does not suit the model.
     """
     started = time.perf_counter()
@@ -55,9 +60,15 @@ def load(
         overrides = dataclasses.asdict(config) | overrides
     config = EngineConfig.from_env(None if config is None else {}, **overrides)
     file = open_model(resolve_model(os.fspath(model)))
-    target = build_target(file.arch, choose_backend(config), file.load_weights, config)
-    pairing = Pairing.fresh(config, choose_drafters(config))
-    learn(pairing, target, config, file.fingerprint)
+    folder = assistant_folder(config, file.fingerprint)
+    assistant = None
+    if folder is not None:
+        assistant = read_assistant(folder, file.arch, file.fingerprint)
+    target = build_target(
+        file.arch, choose_backend(config), file.load_weights, config, assistant=assistant
+    )
+    pairing = Pairing.fresh(config, choose_drafters(config, target))
+    learn(pairing, target, config, file.fingerprint, drafter=drafter_key(folder))
     return Engine(
         target,
         file.tokenizer,
@@ -68,11 +79,14 @@ def load(
     )
 
 
-def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: str) -> None:
+def learn(
+    pairing: Pairing, target: Target, config: EngineConfig, fingerprint: str, *, drafter: str = ""
+) -> None:
     """Give a pairing's policy its first costs: those of its profile if they still hold, else timed.
 
     Args:
         fingerprint: tells model files apart.
+        drafter: tells drafters apart, n-gram lookup where it is empty.
     """
     policy = pairing.policy
     if policy is None:
@@ -81,7 +95,7 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
     widest = room(target, budget)
     if config.profile == "on":
         pairing.folder = profile_folder()
-        pairing.key = profile_key(target.backend, fingerprint, config)
+        pairing.key = profile_key(target.backend, fingerprint, config, drafter=drafter)
     counts = row_counts(policy, config.max_num_seqs, widest)
     with idle_forwards(target, budget, max(counts)) as forwards:
         if pairing.folder is not None and pairing.key is not None:
@@ -96,7 +110,10 @@ def learn(pairing: Pairing, target: Target, config: EngineConfig, fingerprint: s
             for count in counts:  # a first run is launched kernel by kernel, then captured
                 forwards(count)
         timed = time_rows(forwards, counts)
+        drafts = {} if target.head is None else time_drafts(forwards, target.head, policy.max_k)
     calibrate(policy, timed, 0)
+    for k, seconds in drafts.items():
+        policy.cost.drafting.calibrate(k, seconds)
     where = "kept nowhere" if pairing.path is None else f"to be kept in {pairing.path}"
     what = "new" if pairing.doubted_costs is None else "set aside, its times did not hold"
     pairing.profile = f"{what}: {len(timed)} row counts timed at load, {where}"
@@ -138,8 +155,39 @@ def choose_backend(config: EngineConfig) -> Backend:
     return backend
 
 
-def choose_drafters(config: EngineConfig) -> list[Callable[[], Drafter]]:
-    """Return what makes drafters for each request; "auto" is the free n-gram lookup."""
+def assistant_folder(config: EngineConfig, fingerprint: str) -> Path | None:
+    """Return the folder of the assistant that a config asks for, None for none.
+
+    Args:
+        fingerprint: the target's.
+
+    Raises:
+        LoadError: no assistant is shipped for the target.
+    """
+    if is_path(config.drafter):
+        return Path(config.drafter)
+    if config.drafter != "assistant":
+        return None
+    folder = shipped_assistant(fingerprint)
+    if folder is None:
+        raise LoadError(
+            "no assistant is shipped for this model",
+            hint="name the folder of one as drafter, or use drafter ngram",
+        )
+    return folder
+
+
+def choose_drafters(config: EngineConfig, target: Target) -> list[Callable[[], Drafter]]:
+    """Return what makes drafters for each request; "auto" is the free n-gram lookup.
+
+    Raises:
+        ConfigError: k asks for more than the drafter can propose.
+    """
+    head = target.head
+    if head is not None:
+        if isinstance(config.k, int) and config.k > head.max_k:
+            raise ConfigError(f"k must be in [0, {head.max_k}] with this drafter, got {config.k}")
+        return [head.drafter]
     return [] if config.drafter == "none" else [NGramDrafter]
 
 

@@ -23,6 +23,7 @@ class MemoryPlan:
 
     Attributes:
         limit_bytes: what weights, work space and KV may take together.
+        drafter_bytes: weights of a drafter and what the target keeps for it.
         workspace_bytes: activations, logits, graphs.
         num_pages: KV pages.
     """
@@ -32,6 +33,7 @@ class MemoryPlan:
     workspace_bytes: int
     page_bytes: int
     num_pages: int
+    drafter_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -41,11 +43,13 @@ class MemoryPlan:
     @property
     def sum(self) -> str:
         """The plan as a sum, for messages."""
+        drafter = f"drafter {_gib(self.drafter_bytes)} + " if self.drafter_bytes else ""
         parts = (
-            f"weights {_gib(self.weights_bytes)} + work space {_gib(self.workspace_bytes)} + "
+            f"weights {_gib(self.weights_bytes)} + {drafter}"
+            f"work space {_gib(self.workspace_bytes)} + "
             f"KV of {self.num_pages * PAGE_SIZE} tokens {_gib(self.kv_bytes)}"
         )
-        total = self.weights_bytes + self.workspace_bytes + self.kv_bytes
+        total = self.weights_bytes + self.drafter_bytes + self.workspace_bytes + self.kv_bytes
         return f"{parts} = {_gib(total)} of {_gib(self.limit_bytes)} GiB"
 
 
@@ -57,6 +61,7 @@ def plan_memory(
     weights_bytes: int,
     max_model_len: int,
     max_rows: int,
+    drafter_bytes: int = 0,
 ) -> MemoryPlan:
     """Share out a device's memory once the weights are there.
 
@@ -72,7 +77,7 @@ def plan_memory(
         arch, max_rows=max_rows, max_logits=budget.logits, max_len=max_model_len
     )
     page_bytes = memory.page_bytes(arch)
-    fitting = max((limit - weights_bytes - workspace) // page_bytes, 0)
+    fitting = max((limit - weights_bytes - drafter_bytes - workspace) // page_bytes, 0)
     least = pages_for(config.kv_tokens or max_model_len)
     most = pages_for(config.kv_tokens or max_model_len * config.max_num_seqs)
     plan = MemoryPlan(
@@ -80,6 +85,7 @@ def plan_memory(
         weights_bytes=weights_bytes,
         workspace_bytes=workspace,
         page_bytes=page_bytes,
+        drafter_bytes=drafter_bytes,
         num_pages=max(least, min(fitting, most)),
     )
     if plan.num_pages > fitting:

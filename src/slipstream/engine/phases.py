@@ -91,17 +91,14 @@ def propose(batch: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
 
     What is proposed and not verified is followed, to be scored against what is emitted.
     """
+    asked = [part for part in batch if part.wanted and part.request.paid_drafter is not None]
+    if asked:
+        drafting.ask_paid(asked, clock, vocab_size=vocab_size)
     for part in batch:
         request, offered = part.request, part.proposed
-        drafter, wanted = request.paid_drafter, part.k if part.paid else part.shadow
-        drafted: list[int] = []
-        if drafter is not None and wanted:
-            drafted, part.draft_s = drafting.ask(
-                request, drafter, wanted, clock, vocab_size=vocab_size
-            )
-        part.drafts = drafted if part.paid else offered[: part.k]
+        part.drafts = part.drafted if part.paid else offered[: part.k]
         if part.shadow:
-            request.shadows.propose(drafted)
+            request.shadows.propose(part.drafted)
         if part.k and not part.paid:
             request.scoring.clear()
         elif offered:
@@ -118,9 +115,11 @@ def verify(
     result = target.step(pack(batch, pad_to=pad_to))
     choices = result.argmax.tolist()
     verify_s = clock() - began
-    first = 0
+    first = first_row = 0
     for part in batch:
         part.request.sequence.extend_kv(part.num_rows)
+        part.first_row, part.run = first_row, result.run
+        first_row += part.num_rows
         end = first + part.num_logits
         part.target_ids = choices[first:end]
         if part.request.reads_logits:  # a device keeps what nobody reads
@@ -175,6 +174,8 @@ def commit(batch: Sequence[Round], pages: PagePool) -> None:
         sequence = part.request.sequence
         if part.is_last:
             sequence.commit(part.emitted)
+            if drafting.head_of(part.request) is not None:
+                part.request.chosen = part.chosen
         sequence.publish(pages)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Chosen, Drafter
 from slipstream.engine.matcher import Matcher
 from slipstream.engine.pages import pages_for
 from slipstream.engine.sampling import RowHistory, Sampler, TokenLogprobs
@@ -28,6 +28,7 @@ class Request:
         k_ceiling: largest k that engine, drafter and request allow.
         fixed_k: what it drafts whatever the policy thinks, 0 for never; None leaves it to the
             policy.
+        chosen: where the target chose the last token, if its paid drafter asks for it.
         scoring: follows what its free drafter offered and nobody verified.
         shadows: the same of what its paid drafter drafted only to be scored.
         free_drafter: proposes before the policy decides; None without one, or once it failed.
@@ -61,6 +62,7 @@ class Request:
     reports_logprobs: bool
     num_choices: int
     text: ReplyText
+    chosen: Chosen | None = None
     scoring: Scoring = field(default_factory=Scoring)
     shadows: Scoring = field(default_factory=Scoring)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

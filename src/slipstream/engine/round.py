@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipstream.config import EngineConfig
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Chosen, Drafter
 from slipstream.drafters.combined import source_of
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import PickSettings, TokenLogprobs
@@ -38,7 +38,9 @@ class Round:
         paid: whether the paid drafter drafts them.
         shadow: tokens that the paid drafter drafts to be scored only.
         cause: why k is 0, as far as it was said; a key of `causes.CAUSES`.
+        drafted: what the paid drafter drafts.
         drafts: what is verified, at most k tokens.
+        first_row, run: where it is in a forward, and which run of the target's step that was.
         logits: raw logits after the last input and after each draft, float32 of shape (k + 1, V);
             gone with the next forward. Empty where the request reads none.
         target_ids: their argmax, or what the step picked.
@@ -59,7 +61,10 @@ class Round:
     paid: bool = False
     shadow: int = 0
     cause: str = "nothing_offered"
+    drafted: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
+    first_row: int = 0
+    run: int = 0
     logits: F32 | tuple[()] = ()
     target_ids: list[int] = field(default_factory=list)
     accepted: int = 0
@@ -92,6 +97,19 @@ class Round:
     def num_logits(self) -> int:
         """Rows whose logits it wants: the last input and every draft, at the end of the tokens."""
         return 1 + len(self.drafts) if self.is_last else 0
+
+    @property
+    def wanted(self) -> int:
+        """Tokens that the paid drafter is asked for."""
+        return self.k if self.paid else self.shadow
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """Where the target chose the last of the emitted tokens, once they are committed."""
+        row = len(self.input_ids) - 1 + len(self.emitted) - 1
+        if not self.emitted or row >= self.num_rows:
+            return None
+        return Chosen(self.run, self.first_row + row, len(self.request.sequence.token_ids) - 1)
 
     @property
     def ceiling(self) -> int:

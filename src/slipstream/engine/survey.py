@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from slipstream.engine.budget import RowBudget
-from slipstream.engine.calibrate import calibrate, idle_forwards, room, row_counts, time_rows
+from slipstream.engine.calibrate import (
+    calibrate,
+    idle_forwards,
+    room,
+    row_counts,
+    time_drafts,
+    time_rows,
+)
 from slipstream.engine.engine import Engine
 from slipstream.kernels.bandwidth import bandwidth_of
 from slipstream.policy.choose import MeasuredPolicy
@@ -80,6 +87,9 @@ def survey(
                 passes=PASSES,
                 tick=tick,
             )
+            if target.head is not None and context_len == contexts[0]:
+                for k, seconds in time_drafts(forwards, target.head, policy.max_k).items():
+                    policy.cost.drafting.calibrate(k, seconds)
         progress(stage, 1.0)
         policy.cost.verify.drop({octave_of(context_len)})  # other contexts stay as they are known
         calibrate(policy, timed, context_len)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from slipstream.config import EngineConfig
+from slipstream.drafters.assistant import AssistantHead
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.memory import MemoryPlan, plan_memory
 from slipstream.engine.pages import pages_for
@@ -13,7 +15,9 @@ from slipstream.engine.round import padding_multiple
 from slipstream.errors import CapacityError, ConfigError
 from slipstream.kernels.ops import PAGE_SIZE, Backend, DeviceMemory, KVCache, Step
 from slipstream.models.arch import Arch
+from slipstream.models.assistant import AssistantWeights, draft, pack_assistant
 from slipstream.models.decoder import DecoderWeights, forward
+from slipstream.models.loading.assistant import Assistant
 
 KV_ITEM_BYTES = 2  # every back end keeps keys and values in fp16
 # Tokens of a conversation that most requests stay within.
@@ -27,6 +31,8 @@ class Target:
     Attributes:
         max_model_len: prompt and output tokens of a sequence at most.
         plan: how the device's memory is shared out, None where it is the system's own.
+        head: what drafts from this target's own state, None for nothing.
+        head_bytes: weights of the head.
     """
 
     arch: Arch
@@ -35,6 +41,8 @@ class Target:
     step: Step
     max_model_len: int
     plan: MemoryPlan | None = None
+    head: AssistantHead | None = None
+    head_bytes: int = 0
 
     @property
     def kv_token_bytes(self) -> int:
@@ -50,8 +58,12 @@ def build_target(
     backend: Backend,
     load_weights: Callable[[Backend], DecoderWeights],
     config: EngineConfig,
+    assistant: Assistant | None = None,
 ) -> Target:
     """Load weights onto a back end, take KV pages, compile the forward.
+
+    Args:
+        assistant: a drafter's checkpoint, whose weights come onto the back end as well.
 
     Raises:
         ConfigError: max_model_len is beyond what the model was trained for, or max_batch_rows too
@@ -67,7 +79,12 @@ def build_target(
     pad_to = padding_multiple(config)
     max_rows = -(-budget.rows // pad_to) * pad_to
     weights = load_weights(backend)
-    plan = None
+    plan, head, head_weights = None, None, None
+    target_bytes = backend.weight_bytes()
+    if assistant is not None:
+        head_weights = pack_assistant(backend, assistant, weights.embedding)
+    head_bytes = backend.weight_bytes() - target_bytes
+    kept_layers = () if assistant is None else assistant.config.feature_layers
     memory: DeviceMemory | None = getattr(backend, "memory", None)
     num_pages = pages_for(config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs))
     if memory is not None:
@@ -75,7 +92,9 @@ def build_target(
             memory,
             arch,
             config,
-            weights_bytes=backend.weight_bytes(),
+            weights_bytes=target_bytes,
+            # Kept streams are buffers that no other layer takes.
+            drafter_bytes=head_bytes + len(set(kept_layers)) * max_rows * arch.hidden_size * 4,
             max_model_len=max_model_len,
             max_rows=max_rows,
         )
@@ -88,12 +107,42 @@ def build_target(
             hint="lower kv_tokens, or max_num_seqs and max_model_len, which it comes from",
         ) from error
     step = backend.compile(
-        lambda ops: forward(ops, arch, weights, kv),
+        lambda ops: forward(ops, arch, weights, kv, kept_layers=kept_layers),
         max_rows=max_rows,
         max_logits=budget.logits,
     )
+    if assistant is not None and head_weights is not None:
+        head = _build_head(backend, assistant, head_weights, kv, step, config, max_model_len)
     return Target(
-        arch=arch, backend=backend, kv=kv, step=step, max_model_len=max_model_len, plan=plan
+        arch=arch,
+        backend=backend,
+        kv=kv,
+        step=step,
+        max_model_len=max_model_len,
+        plan=plan,
+        head=head,
+        head_bytes=head_bytes,
+    )
+
+
+def _build_head(
+    backend: Backend,
+    assistant: Assistant,
+    weights: AssistantWeights,
+    kv: KVCache,
+    step: Step,
+    config: EngineConfig,
+    max_len: int,
+) -> AssistantHead:
+    """Compile an assistant's draft for as many tokens as a round may ever ask for."""
+    shape, max_rows = assistant.config, config.max_num_seqs
+    run = partial(draft, config=shape, weights=weights, kv=kv, k=shape.max_k)
+    return AssistantHead(
+        backend.compile_draft(run, step, max_rows=max_rows, max_k=shape.max_k),
+        step,
+        max_k=shape.max_k,
+        max_rows=max_rows,
+        max_len=max_len,
     )
 
 

@@ -51,6 +51,30 @@ class Picks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftRows:
+    """The sequences that a draft goes on with; B of them, each one row of every draft step.
+
+    Attributes:
+        token_ids: int32 of shape (B,), the anchors.
+        positions: int32 of shape (B,), the anchors' positions, >= 1; the target's KV holds all
+            positions below.
+        page_table: int32 of shape (B, P), as in `Rows`.
+        kept_rows: int32 of shape (B,), the rows of the target's last step that chose the anchors.
+        k: tokens to draft for each.
+        temperatures, seeds, choices: how tokens are picked, each of shape (B,), as in `Picks`.
+    """
+
+    token_ids: Int32
+    positions: Int32
+    page_table: Int32
+    kept_rows: Int32
+    k: int
+    temperatures: F32
+    seeds: npt.NDArray[np.uint64]
+    choices: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rows:
     """The rows of one packed forward.
 
@@ -80,17 +104,19 @@ class StepResult:
         logits: float32 of shape (L, V). A device may fetch them when they are first read.
         argmax: int32 of shape (L,); equal logits resolve to the lowest id. Where `Rows.picks`
             samples a row, its pick, -1 if no logit is finite or one is +inf.
+        run: `Step.runs` as of this step.
     """
 
     logits: F32
     argmax: Int32
+    run: int = 0
 
 
-class Ops(Protocol):
-    """The functions of a forward. R rows, H hidden, F ffn, D head_dim, V vocabulary."""
+class SharedOps(Protocol):
+    """What any forward may do. R rows, H hidden, F ffn, D head_dim, V vocabulary."""
 
     def embed(self, table: Weight) -> Value:
-        """Return the embedding rows of `Rows.token_ids`, float32 of shape (R, H)."""
+        """Return the embedding rows of the rows' tokens, float32 of shape (R, H)."""
 
     def rms_norm(self, x: Value, weight: Weight, eps: float) -> Value:
         """Return x / sqrt(mean(x**2) + eps) * weight, shape (R, H)."""
@@ -98,17 +124,54 @@ class Ops(Protocol):
     def linear(self, x: Value, weight: Weight, residual: Value | None = None) -> Value:
         """Return x @ weight.T, plus residual if given; shape (R, N), N fused outputs."""
 
+    def gated(self, gate_up: Value) -> Value:
+        """Return silu(gate) * up for gate_up of shape (R, 2 F): gate first; shape (R, F)."""
+
+
+class Ops(SharedOps, Protocol):
+    """The functions of a target's forward."""
+
     def rope_append(self, qkv: Value, kv: KVLayer) -> Value:
         """Rotate q and k by their positions, write k and v to pages; return q (R, heads * D)."""
 
     def attention(self, q: Value, kv: KVLayer) -> Value:
         """Return causal attention of q over the pages, this step's own rows included."""
 
-    def gated(self, gate_up: Value) -> Value:
-        """Return silu(gate) * up for gate_up of shape (R, 2 F): gate first; shape (R, F)."""
+    def keep(self, x: Value) -> None:
+        """Let x stand until the next step, for drafters that read it; this computes nothing."""
 
     def logits(self, x: Value, weight: Weight) -> Value:
         """Return x[Rows.logit_rows] @ weight.T, float32 of shape (L, V)."""
+
+
+class DraftOps(SharedOps, Protocol):
+    """The functions of a draft over the target's KV. Rows are the B sequences of `DraftRows`.
+
+    In draft step j, from 0, a row holds token j at the anchor's position + j, token 0 the anchor.
+    """
+
+    def kept(self, index: int) -> Value:
+        """Return `DraftRows.kept_rows` of what the target's `keep` was given in its call `index`.
+
+        It may feed a norm only.
+        """
+
+    def rope(self, q: Value, kv: KVLayer, num_heads: int) -> Value:
+        """Rotate q (R, num_heads * D) by the rows' positions in this draft step."""
+
+    def attention(self, q: Value, kv: KVLayer, num_heads: int) -> Value:
+        """Return attention of q over the positions before the anchor, in every draft step."""
+
+    def pick(self, x: Value, weight: Weight, token_ids: Int32) -> None:
+        """Choose the rows' next tokens, which end this draft step and begin the next.
+
+        With l = x @ weight.T, of shape (R, W), a row gets token_ids[argmax l] at temperature 0,
+        else token_ids[argmax(l / temperature + noise)], the noise that of the position to be filled
+        and of the target's ids (see kernels.noise). The first of equals wins; NaN never does.
+
+        Args:
+            token_ids: int32 of shape (W,), ascending ids of the target.
+        """
 
 
 class KVCache(Protocol):
@@ -127,10 +190,23 @@ class KVCache(Protocol):
 
 
 class Step(Protocol):
-    """A compiled forward."""
+    """A compiled forward.
+
+    Attributes:
+        runs: how often it ran; what the forward kept is that of the last run.
+    """
+
+    runs: int
 
     def __call__(self, rows: Rows) -> StepResult:
         """Run the forward over `rows` (1 <= R <= max_rows, L >= 0)."""
+
+
+class DraftStep(Protocol):
+    """A compiled draft."""
+
+    def __call__(self, rows: DraftRows) -> Int32:
+        """Return the drafted ids, int32 of shape (B, k), for 1 <= B <= max_rows, k <= max_k."""
 
 
 class Backend(Protocol):
@@ -150,6 +226,15 @@ class Backend(Protocol):
 
     def compile(self, forward: Callable[[Ops], Value], *, max_rows: int, max_logits: int) -> Step:
         """Return a step that runs `forward`, whose result is the logits value."""
+
+    def compile_draft(
+        self, forward: Callable[[DraftOps], None], target: Step, *, max_rows: int, max_k: int
+    ) -> DraftStep:
+        """Return a step that runs `forward`, which picks max_k times, as far as k asks.
+
+        Args:
+            target: the step, of this back end, whose kept values and KV the draft reads.
+        """
 
     def weight_bytes(self) -> int:
         """Return the bytes of weights held so far."""

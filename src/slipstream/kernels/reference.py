@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor as TorchTensor
 
-from slipstream.kernels.ops import F32, PAGE_SIZE, Ops, Rows, StepResult
+from slipstream.kernels.noise import NoiseKey, gumbel, noise_bits
+from slipstream.kernels.ops import (
+    F32,
+    PAGE_SIZE,
+    DraftOps,
+    DraftRows,
+    Int32,
+    Ops,
+    Rows,
+    Step,
+    StepResult,
+)
 from slipstream.kernels.rope import rope_tables
 from slipstream.models.arch import Arch
 from slipstream.models.weights import QuantizedTensor, Tensor
@@ -131,16 +142,23 @@ class ReferenceBackend:
 
     def compile(
         self, forward: Callable[[Ops], TorchTensor], *, max_rows: int, max_logits: int
-    ) -> Callable[[Rows], StepResult]:
+    ) -> ReferenceStep:
         """Return a step that calls `forward` anew each time, single-threaded."""
+        return ReferenceStep(forward, self._round, max_rows, max_logits)
 
-        def step(rows: Rows) -> StepResult:
+    def compile_draft(
+        self, forward: Callable[[DraftOps], None], target: Step, *, max_rows: int, max_k: int
+    ) -> Callable[[DraftRows], Int32]:
+        """Return a step that calls `forward` anew each time, single-threaded."""
+        assert isinstance(target, ReferenceStep), "the target's step is of this back end"
+
+        def step(rows: DraftRows) -> Int32:
             assert 1 <= len(rows.token_ids) <= max_rows, "rows beyond what was compiled"
-            assert len(rows.logit_rows) <= max_logits, "logit rows beyond what was compiled"
-            with torch.inference_mode(), _one_thread():
-                logits = forward(ReferenceOps(rows, self._round)).numpy()
-            # numpy's argmax takes the first of equals; torch's promises no order.
-            return StepResult(logits=logits, argmax=logits.argmax(axis=1).astype(np.int32))
+            assert 1 <= rows.k <= max_k, "drafts beyond what was compiled"
+            ops = ReferenceDraftOps(rows, self._round, target.kept)
+            with torch.inference_mode(), _one_thread(), suppress(_Drafted):
+                forward(ops)
+            return np.stack(ops.drafted, axis=1)
 
         return step
 
@@ -155,17 +173,43 @@ class ReferenceBackend:
         return values
 
 
-class ReferenceOps:
-    """The ops of one step over `rows`."""
+class ReferenceStep:
+    """A forward that is called anew each time."""
 
-    def __init__(self, rows: Rows, rounding: Rounding) -> None:
-        self._rows = rows
+    def __init__(
+        self, forward: Callable[[Ops], TorchTensor], rounding: Rounding, most: int, most_logits: int
+    ) -> None:
+        self._forward, self._round = forward, rounding
+        self._most, self._most_logits = most, most_logits
+        self.runs = 0
+        self.kept: list[TorchTensor] = []
+
+    def __call__(self, rows: Rows) -> StepResult:
+        """Run the forward over `rows`."""
+        assert 1 <= len(rows.token_ids) <= self._most, "rows beyond what was compiled"
+        assert len(rows.logit_rows) <= self._most_logits, "logit rows beyond what was compiled"
+        self.runs += 1
+        ops = ReferenceOps(rows, self._round)
+        with torch.inference_mode(), _one_thread():
+            logits = self._forward(ops).numpy()
+        self.kept = ops.kept
+        # numpy's argmax takes the first of equals; torch's promises no order.
+        return StepResult(
+            logits=logits, argmax=logits.argmax(axis=1).astype(np.int32), run=self.runs
+        )
+
+
+class _SharedOps:
+    """The ops of any forward over rows of `token_ids`."""
+
+    def __init__(self, token_ids: Int32, rounding: Rounding) -> None:
+        self._token_ids = token_ids
         self._round = rounding
 
     def embed(self, table: list[Part]) -> TorchTensor:
         """Return the embedding rows of the token ids."""
         (part,) = table
-        return part.values[torch.from_numpy(self._rows.token_ids.astype(np.int64))]
+        return part.values[torch.from_numpy(self._token_ids.astype(np.int64))]
 
     def rms_norm(self, x: TorchTensor, weight: TorchTensor, eps: float) -> TorchTensor:
         """Return x / sqrt(mean(x**2) + eps) * weight."""
@@ -177,6 +221,28 @@ class ReferenceOps:
         """Return x @ weight.T, plus residual if given."""
         product = _by_row(lambda row: self._project(row, weight), x)
         return product if residual is None else product + residual
+
+    def gated(self, gate_up: TorchTensor) -> TorchTensor:
+        """Return silu(gate) * up."""
+
+        def activate(row: TorchTensor) -> TorchTensor:
+            gate, up = row.chunk(2)
+            return gate.clone() * torch.sigmoid(gate.clone()) * up
+
+        return _by_row(activate, gate_up)
+
+    def _project(self, row: TorchTensor, weight: list[Part]) -> TorchTensor:
+        """Multiply one row by every part, rounding it first where a fast kernel would."""
+        return torch.cat([part.values.mv(self._round(row, part.quantized)) for part in weight])
+
+
+class ReferenceOps(_SharedOps):
+    """The ops of one target step over `rows`."""
+
+    def __init__(self, rows: Rows, rounding: Rounding) -> None:
+        super().__init__(rows.token_ids, rounding)
+        self._rows = rows
+        self.kept: list[TorchTensor] = []
 
     def rope_append(self, qkv: TorchTensor, kv: KVPages) -> TorchTensor:
         """Rotate q and k, write k and v to the pages, return q; padding rows write nothing."""
@@ -205,14 +271,9 @@ class ReferenceOps:
                 out[r] = _attend(row.clone(), kv, table[: -(-length // PAGE_SIZE)], length)
         return out
 
-    def gated(self, gate_up: TorchTensor) -> TorchTensor:
-        """Return silu(gate) * up."""
-
-        def activate(row: TorchTensor) -> TorchTensor:
-            gate, up = row.chunk(2)
-            return gate.clone() * torch.sigmoid(gate.clone()) * up
-
-        return _by_row(activate, gate_up)
+    def keep(self, x: TorchTensor) -> None:
+        """Keep x."""
+        self.kept.append(x)
 
     def logits(self, x: TorchTensor, weight: list[Part]) -> TorchTensor:
         """Return the logits of the wanted rows."""
@@ -221,9 +282,65 @@ class ReferenceOps:
             return torch.zeros(0, sum(len(part.values) for part in weight))
         return self.linear(x[torch.from_numpy(wanted.astype(np.int64))], weight)
 
-    def _project(self, row: TorchTensor, weight: list[Part]) -> TorchTensor:
-        """Multiply one row by every part, rounding it first where a fast kernel would."""
-        return torch.cat([part.values.mv(self._round(row, part.quantized)) for part in weight])
+
+class _Drafted(Exception):
+    """Every token that was asked for is drafted."""
+
+
+class ReferenceDraftOps(_SharedOps):
+    """The ops of one draft; `drafted` grows by an int32 array of shape (B,) with every pick."""
+
+    def __init__(self, rows: DraftRows, rounding: Rounding, kept: Sequence[TorchTensor]) -> None:
+        super().__init__(rows.token_ids, rounding)
+        self._rows = rows
+        self._kept = kept
+        self.drafted: list[Int32] = []
+
+    def kept(self, index: int) -> TorchTensor:
+        """Return the rows of a kept value that chose the anchors."""
+        return self._kept[index][torch.from_numpy(self._rows.kept_rows.astype(np.int64))]
+
+    def rope(self, q: TorchTensor, kv: KVPages, num_heads: int) -> TorchTensor:
+        """Rotate q by the rows' positions."""
+        out = torch.zeros_like(q)
+        for r, row in enumerate(q):
+            position = int(self._rows.positions[r]) + len(self.drafted)
+            cos, sin = kv.cos[position].clone(), kv.sin[position].clone()
+            heads = row.clone().view(num_heads, -1)
+            out[r] = _rotate(heads, cos, sin, kv.arch.rope_interleaved).flatten()
+        return out
+
+    def attention(self, q: TorchTensor, kv: KVPages, num_heads: int) -> TorchTensor:
+        """Return attention over the positions before the anchors."""
+        assert q.shape[1] == num_heads * kv.arch.head_dim, "a query has the target's head size"
+        out = torch.zeros_like(q)
+        for r, row in enumerate(q):
+            length = int(self._rows.positions[r])
+            pages = self._rows.page_table[r, : -(-length // PAGE_SIZE)]
+            out[r] = _attend(row.clone(), kv, pages, length)
+        return out
+
+    def pick(self, x: TorchTensor, weight: list[Part], token_ids: Int32) -> None:
+        """Choose the rows' next tokens; raises once all are drafted."""
+        logits: F32 = self.linear(x, weight).numpy()
+        picked = [self._pick(r, row, token_ids) for r, row in enumerate(logits)]
+        self._token_ids = np.array(picked, np.int32)
+        self.drafted.append(self._token_ids)
+        if len(self.drafted) == self._rows.k:
+            raise _Drafted
+
+    def _pick(self, r: int, logits: F32, token_ids: Int32) -> int:
+        rows, scores = self._rows, np.where(np.isnan(logits), np.float32(-np.inf), logits)
+        if rows.temperatures[r] > 0:
+            key = NoiseKey(
+                seed=int(rows.seeds[r]),
+                choice=int(rows.choices[r]),
+                position=int(rows.positions[r]) + len(self.drafted) + 1,
+            )
+            noise = gumbel(noise_bits(key, int(token_ids[-1]) + 1)[token_ids])
+            with np.errstate(over="ignore"):
+                scores = scores / rows.temperatures[r] + noise
+        return int(token_ids[scores.argmax()])
 
 
 def _rounding(activation_groups: bool, bfloat16_activations: bool) -> Rounding:

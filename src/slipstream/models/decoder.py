@@ -6,6 +6,7 @@ changes `Arch` and a loader map; it adds a line here only where its arithmetic i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from slipstream.kernels.ops import KVCache, Ops, Value, Weight
@@ -34,8 +35,19 @@ class DecoderWeights:
     output: Weight
 
 
-def forward(ops: Ops, arch: Arch, weights: DecoderWeights, kv: KVCache) -> Value:
-    """Run the decoder over the step's rows and return the logits of the wanted ones."""
+def forward(
+    ops: Ops,
+    arch: Arch,
+    weights: DecoderWeights,
+    kv: KVCache,
+    *,
+    kept_layers: Collection[int] = (),
+) -> Value:
+    """Run the decoder over the step's rows and return the logits of the wanted ones.
+
+    Args:
+        kept_layers: after how many layers, 1 to all, the residual stream is kept for a drafter.
+    """
     x = ops.embed(weights.embedding)
     for index, layer in enumerate(weights.layers):
         normed = ops.rms_norm(x, layer.attn_norm, arch.norm_eps)
@@ -43,4 +55,6 @@ def forward(ops: Ops, arch: Arch, weights: DecoderWeights, kv: KVCache) -> Value
         x = ops.linear(ops.attention(q, kv.layer(index)), layer.attn_out, residual=x)
         normed = ops.rms_norm(x, layer.ffn_norm, arch.norm_eps)
         x = ops.linear(ops.gated(ops.linear(normed, layer.gate_up)), layer.down, residual=x)
+        if index + 1 in kept_layers:
+            ops.keep(x)
     return ops.logits(ops.rms_norm(x, weights.norm, arch.norm_eps), weights.output)

@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.engine.sampling import reference
-from slipstream.engine.sampling.noise import NoiseKey
 from slipstream.engine.sampling.reference import Bool
+from slipstream.kernels.noise import NoiseKey
 from slipstream.kernels.ops import F32, Int32
 
 

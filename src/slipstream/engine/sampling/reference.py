@@ -24,7 +24,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.engine.sampling.noise import NoiseKey, gumbel, noise_bits
+from slipstream.kernels.noise import NoiseKey, gumbel, noise_bits
 from slipstream.kernels.ops import F32, Int32
 
 Bool = npt.NDArray[np.bool_]

@@ -19,9 +19,9 @@ import numpy as np
 from slipstream.engine.matcher import Matcher
 from slipstream.engine.sampling.history import RowHistory
 from slipstream.engine.sampling.kernel import PickKernel
-from slipstream.engine.sampling.noise import NoiseKey
 from slipstream.engine.sampling.processors import Processors
 from slipstream.errors import SlipstreamError
+from slipstream.kernels.noise import NoiseKey
 from slipstream.kernels.ops import F32
 from slipstream.types import SamplingParams, TokenLogprobs
 

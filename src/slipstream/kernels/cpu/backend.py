@@ -9,8 +9,9 @@ import numpy as np
 
 from slipstream.errors import CapacityError, ConfigError, LoadError
 from slipstream.kernels.cpu import _native
+from slipstream.kernels.cpu.draft import CpuDraft, DraftRecorder
 from slipstream.kernels.cpu.recorder import CpuStep, Recorder
-from slipstream.kernels.ops import F32, PAGE_SIZE, Ops, Value
+from slipstream.kernels.ops import F32, PAGE_SIZE, DraftOps, Ops, Step, Value
 from slipstream.kernels.rope import rope_tables
 from slipstream.models.arch import Arch
 from slipstream.models.weights import QuantizedTensor, Tensor
@@ -96,6 +97,17 @@ class CpuBackend:
         forward(recorder)
         return recorder.finish(self.share)
 
+    def compile_draft(
+        self, forward: Callable[[DraftOps], None], target: Step, *, max_rows: int, max_k: int
+    ) -> CpuDraft:
+        """Record the draft and return a step that replays it."""
+        assert isinstance(target, CpuStep), "the target's step is of this back end"
+        recorder = DraftRecorder(target)
+        forward(recorder)
+        draft = recorder.finish(self.isa, self._team, max_rows, self.share)
+        assert draft.max_k == max_k, "a draft picks max_k times"
+        return draft
+
     def weight_bytes(self) -> int:
         """Return the bytes of packed weights."""
         return int(self._arena.used)
@@ -154,6 +166,11 @@ class CpuKVCache:
     def width(self) -> int:
         """Columns of q: heads times head_dim."""
         return self._arch.num_heads * self._arch.head_dim
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a head."""
+        return self._arch.head_dim
 
     def read(self, layer: int, page: int) -> tuple[F32, F32]:
         """Return copies of K and V of one page, float32 of shape (16, kv_heads, D)."""

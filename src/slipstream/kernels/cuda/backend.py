@@ -12,15 +12,16 @@ import torch
 from slipstream.errors import CapacityError, ConfigError, LoadError
 from slipstream.kernels.cuda.bandwidth import copy_bandwidth
 from slipstream.kernels.cuda.device import driver_version
+from slipstream.kernels.cuda.draft import CudaDraft, DraftRecorder
 from slipstream.kernels.cuda.graphs import CudaStep
 from slipstream.kernels.cuda.inputs import Inputs
-from slipstream.kernels.cuda.kernels import StepKernels, Vector
+from slipstream.kernels.cuda.kernels import DraftKernels, StepKernels, Vector
 from slipstream.kernels.cuda.linear import CudaWeight, pack
 from slipstream.kernels.cuda.linear_kernels import TILE_ROWS
 from slipstream.kernels.cuda.memory import CudaMemory
 from slipstream.kernels.cuda.pages import CudaKVCache
 from slipstream.kernels.cuda.recorder import Products, Recorder
-from slipstream.kernels.ops import Ops, Value
+from slipstream.kernels.ops import DraftOps, Ops, Step, Value
 from slipstream.models.arch import Arch
 from slipstream.models.weights import Tensor
 
@@ -100,6 +101,22 @@ class CudaBackend:
         recorder = Recorder(self._kernels, inputs, self._products, max_logits)
         forward(recorder)
         return recorder.finish()
+
+    def compile_draft(
+        self, forward: Callable[[DraftOps], None], target: Step, *, max_rows: int, max_k: int
+    ) -> CudaDraft:
+        """Record the draft and return a step that replays it."""
+        assert isinstance(target, CudaStep), "the target's step is of this back end"
+        recorder = DraftRecorder(
+            self._kernels,
+            DraftKernels.load(self._cache),
+            Inputs(max_rows, max_rows),
+            self._products,
+            target,
+            max_k,
+        )
+        forward(recorder)
+        return recorder.finish_draft()
 
     def weight_bytes(self) -> int:
         """Return the bytes of packed weights."""

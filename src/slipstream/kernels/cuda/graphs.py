@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -36,8 +36,9 @@ LOGIT_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class DeviceResult(StepResult):
     """A step's result whose logits are fetched when they are first read."""
 
-    def __init__(self, argmax: Int32, fetch: Callable[[], F32]) -> None:
+    def __init__(self, argmax: Int32, fetch: Callable[[], F32], *, run: int) -> None:
         object.__setattr__(self, "argmax", argmax)
+        object.__setattr__(self, "run", run)
         object.__setattr__(self, "_fetch", fetch)
 
     @cached_property
@@ -64,9 +65,12 @@ class CudaStep:
         max_logits: int,
         workspace_bytes: int,
         cache: Path | None,
+        kept: Sequence[torch.Tensor] = (),
     ) -> None:
         self.max_rows, self.max_logits = max_rows, max_logits
         self.workspace_bytes = workspace_bytes
+        self.runs = 0
+        self.kept = tuple(kept)  # float32 of shape (max_rows, H) each, for drafts to read
         self._cache = cache
         self._sampler: DeviceSampler | None = None
         self._launches, self._inputs = launches, inputs
@@ -93,6 +97,7 @@ class CudaStep:
         num_logits = self._logit_buckets[wanted]
         if wanted == live and num_rows <= self.max_logits:
             num_logits = num_rows
+        self.runs += 1
         if self._inputs.make_room(rows):
             self._graphs.clear()
         self._inputs.send(rows, num_rows, num_logits)
@@ -106,7 +111,7 @@ class CudaStep:
         torch.cuda.current_stream().synchronize()
         if graph is None:
             self._graphs[num_rows, num_logits] = self._capture(num_rows, num_logits)
-        return DeviceResult(self._argmax_numpy[:wanted], lambda: self._fetch(wanted))
+        return DeviceResult(self._argmax_numpy[:wanted], lambda: self._fetch(wanted), run=self.runs)
 
     def _sample(self, picks: Picks) -> None:
         """Replace argmax by picks where rows are sampled."""
@@ -119,14 +124,7 @@ class CudaStep:
             launch(num_rows, num_logits)
 
     def _capture(self, num_rows: int, num_logits: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._side), _no_collection():
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._run(num_rows, num_logits)
-            finally:
-                graph.capture_end()
-        return graph
+        return captured(partial(self._run, num_rows, num_logits), self._side)
 
     def _fetch(self, wanted: int) -> F32:
         """Return the first logit rows on the host."""
@@ -136,6 +134,22 @@ class CudaStep:
         host.copy_(self._logits[:wanted])
         out: F32 = host.numpy()
         return out
+
+
+def captured(run: Callable[[], None], side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """Return what `run` launches as a graph.
+
+    Args:
+        side: any stream but the default one.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side), _no_collection():
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            run()
+        finally:
+            graph.capture_end()
+    return graph
 
 
 @contextmanager

@@ -33,6 +33,7 @@ _MOST_BLOCKS = 2  # a multiprocessor's; more would only split the context finer
 
 ATTENTION_KERNELS = ("plan_tiles", "attention")
 LAYER_KERNELS = ("rms_norm", "round_rows", "pick_rows", "gated", "rope_append")
+DRAFT_KERNELS = ("rope", "pick_drafts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +140,24 @@ class AttentionBuild:
     def defines(self) -> dict[str, int]:
         """Return the macros."""
         return {"DIM": self.padded_dim, "STAGES": self.stages, "ONE_PLACE": int(self.one_place)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftKernels:
+    """What a draft launches besides the kernels of a step."""
+
+    rope: Kernel
+    pick_drafts: Kernel
+
+    @classmethod
+    def load(cls, cache: Path | None) -> DraftKernels:
+        """Compile for the current device.
+
+        Args:
+            cache: folder of compiled kernels, None for none.
+        """
+        module = compile_kernels(SOURCES / "draft.cu", names=DRAFT_KERNELS, cache=cache)
+        return cls(**{name: module.kernel(name) for name in DRAFT_KERNELS})
 
 
 def _load_attention(padded_dim: int, cache: Path | None) -> AttentionKernel:

@@ -88,6 +88,7 @@ class Recorder:
         self._workspace_bytes = 0
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
         self._attention: dict[tuple[Any, ...], _Attention] = {}
+        self._kept: list[Buffer] = []
 
     def embed(self, table: CudaWeight) -> Buffer:
         """Record the embedding of `Rows.token_ids`."""
@@ -135,11 +136,11 @@ class Recorder:
 
     def attention(self, q: Buffer, kv: KVLayer) -> Buffer:
         """Record attention over the pages."""
-        arch = kv.cache.arch
-        out = self._buffer(torch.bfloat16, arch.num_heads * arch.head_dim)
-        shared = self._attention_of(kv)
-        self._add(shared.launch_of(q.tensor, kv, out.tensor, self._inputs))
-        return out
+        return self._attend(q, kv, kv.cache.arch.num_heads)
+
+    def keep(self, x: Buffer) -> None:
+        """Never use the buffer of x again."""
+        self._kept.append(x)
 
     def gated(self, gate_up: Buffer) -> Buffer:
         """Record the activation."""
@@ -190,7 +191,14 @@ class Recorder:
             max_logits=self._max_logits,
             workspace_bytes=self._workspace_bytes + self._inputs.num_bytes,
             cache=self._kernels.cache,
+            kept=[buffer.tensor for buffer in self._kept],
         )
+
+    def _attend(self, q: Buffer, kv: KVLayer, num_heads: int) -> Buffer:
+        out = self._buffer(torch.bfloat16, num_heads * kv.cache.arch.head_dim)
+        shared = self._attention_of(kv, num_heads)
+        self._add(shared.launch_of(q.tensor, kv, out.tensor, self._inputs))
+        return out
 
     def _product(
         self,
@@ -247,12 +255,12 @@ class Recorder:
         self._add(launch)
         return out
 
-    def _attention_of(self, kv: KVLayer) -> _Attention:
+    def _attention_of(self, kv: KVLayer, num_heads: int) -> _Attention:
         """Return what the layers of one cache share; the first one plans the step's tiles."""
         arch = kv.cache.arch
-        key = (arch.num_heads, arch.num_kv_heads, arch.head_dim)
+        key = (num_heads, arch.num_kv_heads, arch.head_dim)
         if key not in self._attention:
-            shared = _Attention.of(kv, self._kernels, self._max_rows)
+            shared = _Attention.of(kv, num_heads, self._kernels, self._max_rows)
             self._workspace_bytes += shared.num_bytes
             self._attention[key] = shared
             self._launches.insert(0, shared.plan_of(self._inputs))
@@ -281,12 +289,14 @@ class _Attention:
     """What the attention launches of one cache's layers share.
 
     Attributes:
+        num_heads: query heads.
         plan: the tiles of a step, see plan_tiles.
         parts: sums of splits; `slots` for each row and head up to SPREAD_ROWS rows, else two.
         arrivals: workers that are done, by tile and head block.
     """
 
     kernel: AttentionKernel
+    num_heads: int
     plan: torch.Tensor
     parts: torch.Tensor
     arrivals: torch.Tensor
@@ -295,18 +305,19 @@ class _Attention:
     overlap: bool
 
     @classmethod
-    def of(cls, kv: KVLayer, kernels: StepKernels, max_rows: int) -> _Attention:
-        cache, arch = kv.cache, kv.cache.arch
-        group = arch.num_heads // arch.num_kv_heads
+    def of(cls, kv: KVLayer, num_heads: int, kernels: StepKernels, max_rows: int) -> _Attention:
+        cache = kv.cache
+        group = num_heads // cache.arch.num_kv_heads
         tile_rows = 16 // min(group, 16)
         slots = max(2, math.ceil(cache.max_len / SPLIT))
         record = cache.padded_dim + RECORD_EXTRA
         most = max(min(SPREAD_ROWS, max_rows) * slots, 2 * max_rows)
         return cls(
             kernel=kernels.attention(cache.padded_dim),
+            num_heads=num_heads,
             plan=torch.zeros(4 + 4 * max_rows, dtype=torch.int32, device="cuda"),
-            parts=torch.zeros(most * arch.num_heads * record, device="cuda"),
-            arrivals=torch.zeros(max_rows * arch.num_heads, dtype=torch.int32, device="cuda"),
+            parts=torch.zeros(most * num_heads * record, device="cuda"),
+            arrivals=torch.zeros(max_rows * num_heads, dtype=torch.int32, device="cuda"),
             slots=slots,
             tile_rows=tile_rows,
             overlap=kernels.overlap,
@@ -330,7 +341,7 @@ class _Attention:
         """Return the launch of one layer."""
         arch = kv.cache.arch
         scale = math.log2(math.e) / math.sqrt(arch.head_dim)
-        heads = (arch.num_heads, arch.num_kv_heads, arch.head_dim)
+        heads = (self.num_heads, arch.num_kv_heads, arch.head_dim)
 
         def launch(rows: int, _: int) -> None:
             in_turn = rows > SPREAD_ROWS

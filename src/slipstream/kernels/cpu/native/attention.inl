@@ -235,8 +235,9 @@ void finish(const float* running, int d, float* out) {
 }
 
 const Kernels table = {
-    quantize, matmul_quantized, matmul_dense, embed,  rms_norm, gated,
-    rope_append, attend,        fold,         finish, argmax,
+    quantize, matmul_quantized, matmul_cached, matmul_dense, embed, rms_norm,
+    gated,    rope_append,      rotate,        attend,       fold,  finish,
+    argmax,
 };
 
 }  // namespace

@@ -108,6 +108,9 @@ struct Kernels {
   // use one read of a weight. The fetch goes on from call to call.
   void (*matmul_quantized)(const Matrix&, const Act* acts, int rows, int share, int tile0, int tile1,
                            float* out, int ldo, const float* residual, int ldr, Fetch& fetch);
+  // The same for one row whose weights caches hold.
+  void (*matmul_cached)(const Matrix&, const Act* acts, int tile0, int tile1, float* out,
+                        const float* residual);
   void (*matmul_dense)(const Matrix&, const float* x, int ldx, int rows, int share, int tile0,
                        int tile1, float* out, int ldo, const float* residual, int ldr);
   // out[k] = row `id` of the matrix.
@@ -119,6 +122,8 @@ struct Kernels {
   // a key head with its value head to the pages. qkv and q_out are the row's own.
   void (*rope_append)(const KVView&, const RowsView&, int row, int unit0, int unit1,
                       const float* qkv, float* q_out);
+  // out[head_dim] = one query head, turned by a position's angles.
+  void (*rotate)(const KVView&, int position, const float* x, float* out);
   // Attention of `num` rows of one sequence from row0, with one KV head, over one split. Per row
   // and query head of the group a partial of 16 + head_dim floats: maximum, sum, 14 unused,
   // unnormalised outputs. Rows that do not reach the split leave their partial alone. Splits, then

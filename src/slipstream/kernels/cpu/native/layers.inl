@@ -75,7 +75,7 @@ void gated(const float* gate, const float* up, int n, float* out) {
 
 // Turn one head by its position's angles. The interleaved pairs of most files go sixteen columns at
 // a time: x * cos + swapped x * (-sin, +sin), the same products and sums as pair by pair.
-inline void rotate(const KVView& kv, int position, const float* x, float* out) {
+void rotate(const KVView& kv, int position, const float* x, float* out) {
   const int half = kv.head_dim / 2;
   const float* cos = kv.cos + size_t(position) * half;
   const float* sin = kv.sin + size_t(position) * half;
@@ -131,7 +131,10 @@ int32_t argmax(const float* x, int n0, int n1) {
   for (; i + 16 <= n1; i += 16) best = S::max(S::load(x + i), best);
   float top = S::largest(best);
   for (; i < n1; ++i) top = x[i] > top ? x[i] : top;
-  for (i = n0; i < n1; ++i)
+  const S::F all = S::set1(top);
+  for (i = n0; i + 16 <= n1; i += 16)
+    if (const S::M hits = S::equal(S::load(x + i), all)) return i + __builtin_ctz(hits);
+  for (; i < n1; ++i)
     if (x[i] == top) return i;
   return n0;
 }

@@ -49,6 +49,18 @@ void run(Program& program, Ints token_ids, Ints positions, Ints sequences,
   program.run(rows, logit_rows.data(), int(logit_rows.shape(0)), share);
 }
 
+void run_draft(Program& program, Ints token_ids, Ints last_positions, Ints sequences,
+               Array<const int32_t, 2> page_table, Ints kept_rows, int k,
+               Array<const float, 1> temperatures, Array<const uint64_t, 1> seeds,
+               Array<const uint32_t, 1> choices, Array<int32_t, 2> drafted, int share) {
+  const RowsView rows{int(token_ids.shape(0)), token_ids.data(),  last_positions.data(),
+                      sequences.data(),        page_table.data(), int(page_table.shape(1))};
+  const Drafting drafting{kept_rows.data(), k,          temperatures.data(), seeds.data(),
+                          choices.data(),   drafted.data()};
+  nb::gil_scoped_release release;
+  program.run_draft(rows, drafting, share);
+}
+
 nb::object read_page(const KV& kv, int layer, int page, bool values) {
   const KVView view = kv.view(layer);
   const uint16_t* from = (values ? view.v : view.k) + size_t(page) * view.page_stride;
@@ -107,8 +119,9 @@ NB_MODULE(_native, m) {
       .def("__init__",
            [](Program* self, const std::string& isa, std::shared_ptr<Team> team, int max_rows,
               Array<float, 2> logits, Array<int32_t, 1> argmax) {
-             new (self) Program(kernels_for(isa), std::move(team), max_rows, int(logits.shape(0)),
-                                logits.data(), argmax.data(), int(logits.shape(1)));
+             new (self) Program(kernels_for(isa), sampling_for(isa), std::move(team), max_rows,
+                                int(logits.shape(0)), logits.data(), argmax.data(),
+                                int(logits.shape(1)));
            })
       .def("buffer", &Program::buffer, "width"_a)
       .def("embed", &Program::embed, "weight"_a, "out"_a)
@@ -124,6 +137,17 @@ NB_MODULE(_native, m) {
            }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a)
       .def("rope_append", &Program::rope_append, "qkv"_a, "kv"_a, "layer"_a, "out"_a)
       .def("attention", &Program::attention, "q"_a, "kv"_a, "layer"_a, "out"_a)
+      .def("own_buffer", &Program::own_buffer, "width"_a)
+      .def("borrow", &Program::borrow, "target"_a, "buffer"_a)
+      .def("rope", &Program::rope, "q"_a, "kv"_a, "layer"_a, "heads"_a, "out"_a)
+      .def("attend_before", &Program::attend_before, "q"_a, "kv"_a, "layer"_a, "heads"_a, "out"_a)
+      .def("pick",
+           [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,
+              std::shared_ptr<Weight> weight, Ints ids, int out) {
+             self.pick(source(in, prologue, norm, eps), std::move(weight),
+                       std::vector<int32_t>(ids.data(), ids.data() + ids.shape(0)), out);
+           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a, "ids"_a, "out"_a)
+      .def("run_draft", &run_draft)
       .def("run", &run)
       .def_prop_ro("scratch_bytes", &Program::scratch_bytes);
 }

@@ -1,7 +1,7 @@
 // The noise of sampling: Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Parallel random
 // numbers: as easy as 1, 2, 3") from a counter, and the Gumbel variable that a word of it becomes.
 //
-// engine/sampling/noise.py is the definition. No product is fused with a sum here, so both paths and
+// kernels/noise.py is the definition. No product is fused with a sum here, so both paths and
 // numpy compute the same bytes.
 #pragma once
 
@@ -33,11 +33,13 @@ uint32_t noise_bits(const NoiseKey& key, uint32_t token) {
   return c[token % 4];
 }
 
-// The bits of tokens first to first + 31, as floats; `first` is a multiple of 32. Only the lower
-// half of each 64-bit lane counts: a product reads no more of it.
-inline void noise_block(const NoiseKey& key, uint32_t first, S::F& low, S::F& high) {
-  S::U c[4] = {S::counters(first / 4), S::longs(key.position), S::longs(key.choice),
-               S::longs(key.domain)};
+// The words of eight counters; only the lower half of each 64-bit lane counts: a product reads no more
+// of it.
+inline void philox(const NoiseKey& key, const S::U& counters, S::U (&c)[4]) {
+  c[0] = counters;
+  c[1] = S::longs(key.position);
+  c[2] = S::longs(key.choice);
+  c[3] = S::longs(key.domain);
   const S::U factors[2] = {S::longs(PHILOX_FACTORS[0]), S::longs(PHILOX_FACTORS[1])};
   uint32_t k[2] = {uint32_t(key.seed), uint32_t(key.seed >> 32)};
 #pragma GCC unroll 10
@@ -49,7 +51,24 @@ inline void noise_block(const NoiseKey& key, uint32_t first, S::F& low, S::F& hi
     c[3] = a;
     for (int i = 0; i < 2; ++i) k[i] += PHILOX_KEY_STEPS[i];
   }
+}
+
+// The bits of tokens first to first + 31, as floats; `first` is a multiple of 32.
+inline void noise_block(const NoiseKey& key, uint32_t first, S::F& low, S::F& high) {
+  S::U c[4];
+  philox(key, S::counters(first / 4), c);
   S::in_order(c, low, high);
+}
+
+// The bits of sixteen tokens of any ids, as floats.
+inline S::F noise_of(const NoiseKey& key, const int32_t* ids) {
+  S::U words[2];
+  for (int i = 0; i < 2; ++i) {
+    S::U c[4];
+    philox(key, S::quarters(ids + 8 * i), c);
+    words[i] = S::choose(c, ids + 8 * i);
+  }
+  return S::floats(words[0], words[1]);
 }
 
 // Natural logarithm of a normal positive float: a = m 2**n with m in [0.7, 1.4], and

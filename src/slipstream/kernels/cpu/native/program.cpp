@@ -5,32 +5,38 @@
 
 namespace {
 constexpr int TILE_ROWS = 4;  // rows of one sequence that share a page's conversion to float32
-// Up to this many rows every member normalises and rounds the rows for itself: cheaper than a
-// barrier.
-constexpr int ALONE_ROWS = 2;
 constexpr int ALIGN = 16;  // floats
 // After a stall the team is tried again this much later, twice as late after each further stall.
 constexpr auto LONGEST_ALONE = std::chrono::microseconds(1280000);
 }  // namespace
 
-Program::Program(const Kernels* kernels, std::shared_ptr<Team> team, int max_rows, int max_logits,
-                 float* logits, int32_t* argmax, int vocab)
-    : kernels_(kernels), team_(std::move(team)), max_rows_(max_rows), max_logits_(max_logits),
-      vocab_(vocab), logits_(logits), argmax_(argmax) {}
+Program::Program(const Kernels* kernels, const SamplingKernels* sampling,
+                 std::shared_ptr<Team> team, int max_rows, int max_logits, float* logits,
+                 int32_t* argmax, int vocab)
+    : kernels_(kernels), sampling_(sampling), team_(std::move(team)), max_rows_(max_rows),
+      max_logits_(max_logits), vocab_(vocab), logits_(logits), argmax_(argmax) {}
 
-int Program::buffer(int width) {
-  widths_.push_back((width + ALIGN - 1) / ALIGN * ALIGN);
-  buffers_.emplace_back(size_t(max_rows_) * size_t(widths_.back()) * sizeof(float));
+int Program::add_buffer(Buffer::Kind kind, int width, int rows) {
+  width = (width + ALIGN - 1) / ALIGN * ALIGN;
+  Memory memory(size_t(rows) * size_t(width) * sizeof(float));
+  float* const data = memory.floats();
+  buffers_.push_back({kind, width, std::move(memory), data});
   return int(buffers_.size()) - 1;
 }
 
-float* Program::at(int slot, int row) const {
-  return buffers_[size_t(slot)].floats() + size_t(row) * size_t(widths_[size_t(slot)]);
+int Program::buffer(int width) { return add_buffer(Buffer::Kind::shared, width, max_rows_); }
+
+float* Program::at(int slot, int row, int member) const {
+  const Buffer& buffer = buffers_[size_t(slot)];
+  if (buffer.kind == Buffer::Kind::borrowed) row = drafting_.kept_rows[row];
+  if (few_ && buffer.kind == Buffer::Kind::own) row += member * ALONE_ROWS;
+  return buffer.data + size_t(row) * size_t(buffer.width);
 }
 
 void Program::embed(std::shared_ptr<Weight> weight, int out) {
   Op op{Op::Kind::embed, {}, out};
   op.weight = std::move(weight);
+  op.step = picks_;
   ops_.push_back(std::move(op));
 }
 
@@ -39,6 +45,7 @@ void Program::linear(Source in, std::shared_ptr<Weight> weight, int residual, in
   any_dense_ = any_dense_ || weight->any_dense;
   Op op{Op::Kind::linear, in, out, residual};
   op.weight = std::move(weight);
+  op.step = picks_;
   ops_.push_back(std::move(op));
 }
 
@@ -51,6 +58,7 @@ void Program::rope_append(int qkv, std::shared_ptr<KV> kv, int layer, int out) {
   Op op{Op::Kind::rope_append, {qkv, Prologue::none, nullptr, 0}, out};
   op.kv = std::move(kv);
   op.layer = layer;
+  op.step = picks_;
   ops_.push_back(std::move(op));
 }
 
@@ -85,8 +93,10 @@ void Program::plan_rows(int num_logits) {
   const auto grow = [](Memory& memory, size_t bytes) {
     if (memory.bytes() < bytes) memory = Memory(bytes);
   };
-  // A product of few rows keeps a copy for each member; the output product has rows of its own.
+  // A product of few rows keeps a copy for each member; the output product has rows of its own, and
+  // so have activated rows of a draft.
   const auto copies = [&](int rows) {
+    if (few_) return size_t(ALONE_ROWS) * size_t(team_->size() + 1);
     return size_t(rows) * size_t(rows <= ALONE_ROWS ? team_->size() : 1);
   };
   const size_t most = std::max(copies(rows_.rows), copies(num_logits));
@@ -95,7 +105,7 @@ void Program::plan_rows(int num_logits) {
   size_t floats = 0;
   for (const Op& op : ops_) {
     if (op.kind != Op::Kind::attention) continue;
-    const size_t width = (size_t(op.kv->head_dim) + LANES) * size_t(op.kv->heads);
+    const size_t width = (size_t(op.kv->head_dim) + LANES) * size_t(view(op).heads);
     const size_t whole = width * size_t(team_->size()) * 2 * TILE_ROWS;
     const bool splits = side_by_side(op, team_->size());
     floats = std::max({floats, whole,
@@ -145,6 +155,7 @@ void Program::run_team() {
 void Program::work(int member) {
   plan_fetch(member);
   for (const Op& op : ops_) {
+    if (op.step >= steps_) break;
     switch (op.kind) {
       case Op::Kind::embed: run_embed(op, member); break;
       case Op::Kind::linear: run_matmul(op, member); break;
@@ -153,22 +164,25 @@ void Program::work(int member) {
       case Op::Kind::logits:
         if (num_logits_) run_matmul(op, member);
         break;
+      case Op::Kind::rope: run_own_rope(op, member); break;
+      case Op::Kind::pick: run_pick(op, member); break;
     }
-    team_->barrier();
+    if (barrier_after(op)) team_->barrier();
   }
   if (num_logits_) run_argmax(member);
 }
 
 void Program::run_embed(const Op& op, int member) {
-  const Range range = mine(member, rows_.rows);
+  const Range range = few_ ? Range{0, rows_.rows} : mine(member, rows_.rows);
+  const int32_t* tokens = op.step ? members_[size_t(member)].tokens.data() : rows_.token_ids;
   for (int r = range.begin; r < range.end; ++r)
-    kernels_->embed(op.weight->parts[0], rows_.token_ids[r], at(op.out, r));
+    kernels_->embed(op.weight->parts[0], tokens[r], at(op.out, r, member));
 }
 
 // Bring columns of one row, from group0 to group1, into the form that the weights multiply.
 void Program::prepare_row(const Source& in, const Weight& weight, int row, int source_row, int rows,
-                          int group0, int group1, float* dense, Act* acts) const {
-  const float* x = at(in.buffer, source_row);
+                          int group0, int group1, int member, float* dense, Act* acts) const {
+  const float* x = at(in.buffer, source_row, member);
   const int c0 = group0 * GROUP, c1 = std::min(group1 * GROUP, weight.k);
   float* const y = dense;
   if (in.prologue == Prologue::norm) {
@@ -189,10 +203,12 @@ void Program::run_matmul(const Op& op, int member) {
   const bool last = op.kind == Op::Kind::logits;
   const int rows = last ? num_logits_ : rows_.rows;
   const int groups = (weight.k + GROUP - 1) / GROUP;
-  const bool alone = rows <= ALONE_ROWS && op.in.prologue != Prologue::gated;
+  const bool alone = this->alone(op, rows);
   Act* acts = reinterpret_cast<Act*>(acts_.data());
   float* dense = dense_.floats();
-  if (alone) {
+  if (few_ && op.activated) {
+    acts = activations();
+  } else if (alone) {
     acts += size_t(member) * size_t(rows) * size_t(max_k_ / GROUP);
     if (dense) dense += size_t(member) * size_t(rows) * size_t(max_k_);
   }
@@ -200,9 +216,11 @@ void Program::run_matmul(const Op& op, int member) {
   if (row_buffer.size() < size_t(max_k_)) row_buffer.resize(size_t(max_k_));
   const auto prepare = [&](int r, int g0, int g1) {
     float* y = weight.any_dense ? dense + size_t(r) * size_t(max_k_) : row_buffer.data();
-    prepare_row(op.in, weight, r, last ? logit_rows_[r] : r, rows, g0, g1, y, acts);
+    prepare_row(op.in, weight, r, last ? logit_rows_[r] : r, rows, g0, g1, member, y, acts);
   };
-  if (alone) {
+  if (few_ && op.activated) {
+    // The op before has prepared the rows.
+  } else if (alone) {
     for (int r = 0; r < rows; ++r) prepare(r, 0, groups);
   } else {
     if (op.in.prologue == Prologue::norm) {
@@ -219,19 +237,20 @@ void Program::run_matmul(const Op& op, int member) {
     }
     team_->barrier();
   }
-  float* out = last ? logits_ : at(op.out, 0);
-  const int ldo = last ? vocab_ : widths_[size_t(op.out)];
-  const float* residual = op.residual < 0 ? nullptr : at(op.residual, 0);
-  const int ldr = op.residual < 0 ? 0 : widths_[size_t(op.residual)];
+  float* out = last ? logits_ : at(op.out, 0, member);
+  const int ldo = last ? vocab_ : width(op.out);
+  const float* residual = op.residual < 0 ? nullptr : at(op.residual, 0, member);
+  const int ldr = op.residual < 0 ? 0 : width(op.residual);
   Fetch& fetch = fetch_for(op, member);
-  const Range range = mine(member, weight.tiles);
   int first = 0, column = 0;
   for (const Matrix& part : weight.parts) {
-    const int begin = std::max(range.begin - first, 0);
-    const int end = std::min(range.end - first, part.tiles());
+    const auto [begin, end] = share_of(op, part, first, member);
     if (begin < end) {
       const float* add = residual ? residual + column : nullptr;
-      if (part.quantized())
+      // The first draft step has brought the head's weights into the caches.
+      if (part.quantized() && few_ && rows == 1 && op.step > 0)
+        kernels_->matmul_cached(part, acts, begin, end, out + column, add);
+      else if (part.quantized())
         kernels_->matmul_quantized(part, acts, rows, share_, begin, end, out + column, ldo, add,
                                    ldr, fetch);
       else
@@ -241,6 +260,7 @@ void Program::run_matmul(const Op& op, int member) {
     first += part.tiles();
     column += part.n;
   }
+  if (few_ && op.activates) activate(op, member);
 }
 
 void Program::run_rope(const Op& op, int member) {
@@ -250,18 +270,19 @@ void Program::run_rope(const Op& op, int member) {
   for (int unit = range.begin; unit < range.end;) {
     const int r = unit / units, u0 = unit % units;
     const int u1 = std::min(units, u0 + range.end - unit);
-    kernels_->rope_append(kv, rows_, r, u0, u1, at(op.in.buffer, r), at(op.out, r));
+    kernels_->rope_append(kv, rows_, r, u0, u1, at(op.in.buffer, r, member),
+                          at(op.out, r, member));
     unit += u1 - u0;
   }
 }
 
 // Whether so few tiles of rows are live that the splits must run side by side to occupy `members`.
 bool Program::side_by_side(const Op& op, int members) const {
-  return int(tiles_.size()) * op.kv->kv_heads < 4 * members;
+  return few_ || int(tiles_.size()) * op.kv->kv_heads < 4 * members;
 }
 
 void Program::run_attention(const Op& op, int member) {
-  const KVView kv = op.kv->view(op.layer);
+  const KVView kv = view(op);
   if (!side_by_side(op, team_->active())) return attend_whole(op, member);
   // Few rows: splits run side by side and are folded afterwards, in the same order.
   const int d = kv.head_dim, group = kv.group();
@@ -277,9 +298,10 @@ void Program::run_attention(const Op& op, int member) {
     float* partials = partials_.floats() + size_t(head) * kv_stride + size_t(split) * split_stride +
                       size_t(tile.row0) * row_stride;
     kernels_->attend(kv, rows_, tile.row0, tile.num, next_row(unit / max_splits_ / kv.kv_heads, 1),
-                     head, split, at(op.in.buffer, 0), widths_[size_t(op.in.buffer)], partials);
+                     head, split, at(op.in.buffer, 0, member), width(op.in.buffer), partials);
   }
   team_->barrier();
+  if (few_ && folds_for_itself()) return fold_for_itself(op, member);
   const Range folds = mine(member, rows_.rows * kv.heads);
   for (int unit = folds.begin; unit < folds.end; ++unit) {
     const int r = unit / kv.heads, h = unit % kv.heads;
@@ -288,7 +310,8 @@ void Program::run_attention(const Op& op, int member) {
                      size_t(r) * row_stride + size_t(h % group) * head_stride;
     const int splits = rows_.positions[r] / SPLIT + 1;
     for (int s = 1; s < splits; ++s) kernels_->fold(running, running + s * split_stride, 1, size, d);
-    kernels_->finish(running, d, at(op.out, r) + size_t(h) * size_t(d));
+    for (int copy = 0; copy < (few_ ? team_->active() : 1); ++copy)
+      kernels_->finish(running, d, at(op.out, r, copy) + size_t(h) * size_t(d));
   }
 }
 
@@ -304,9 +327,10 @@ bool Program::whole_tiles() const { return int(tiles_.size()) >= 4 * team_->acti
 // Many rows: a member takes tiles of rows through all their heads and splits; few tiles are cut in
 // equal parts, heads apart.
 void Program::attend_whole(const Op& op, int member) {
-  const int heads = op.kv->kv_heads, size = team_->active(), tiles = int(tiles_.size());
-  const size_t width = size_t(op.kv->head_dim) + LANES;
-  const size_t block = width * size_t(op.kv->heads / heads) * TILE_ROWS;
+  const KVView kv = view(op);
+  const int heads = kv.kv_heads, size = team_->active(), tiles = int(tiles_.size());
+  const size_t width = size_t(kv.head_dim) + LANES;
+  const size_t block = width * size_t(kv.group()) * TILE_ROWS;
   float* const running = partials_.floats() + size_t(member) * 2 * block;
   if (whole_tiles()) {
     for (int tile = member; tile < tiles; tile += size)
@@ -321,24 +345,24 @@ void Program::attend_whole(const Op& op, int member) {
 
 // One tile of rows with one KV head, folded split by split; scratch of two blocks at `running`.
 void Program::attend_tile(const Op& op, int index, int head, int next_row, float* running) {
-  const KVView kv = op.kv->view(op.layer);
+  const KVView kv = view(op);
   const RowTile& tile = tiles_[size_t(index)];
   const int d = kv.head_dim, group = kv.group();
-  const size_t width = size_t(d) + LANES;
-  float* const partials = running + width * size_t(group) * TILE_ROWS;
+  const size_t size = size_t(d) + LANES;
+  float* const partials = running + size * size_t(group) * TILE_ROWS;
   for (int split = 0; split < tile.splits; ++split) {
-    kernels_->attend(kv, rows_, tile.row0, tile.num, next_row, head, split, at(op.in.buffer, 0),
-                     widths_[size_t(op.in.buffer)], split ? partials : running);
+    kernels_->attend(kv, rows_, tile.row0, tile.num, next_row, head, split,
+                     at(op.in.buffer, 0, 0), width(op.in.buffer), split ? partials : running);
     if (!split) continue;
     for (int r = 0; r < tile.num; ++r) {
-      const size_t at = size_t(r) * size_t(group) * width;
+      const size_t at = size_t(r) * size_t(group) * size;
       if (rows_.positions[tile.row0 + r] >= split * SPLIT)
-        kernels_->fold(running + at, partials + at, group, width, d);
+        kernels_->fold(running + at, partials + at, group, size, d);
     }
   }
   for (int i = 0; i < tile.num * group; ++i)
-    kernels_->finish(running + size_t(i) * width, d,
-                     at(op.out, tile.row0 + i / group) +
+    kernels_->finish(running + size_t(i) * size, d,
+                     at(op.out, tile.row0 + i / group, 0) +
                          size_t(head * group + i % group) * size_t(d));
 }
 
@@ -356,6 +380,6 @@ void Program::run_argmax(int member) {
 
 size_t Program::scratch_bytes() const {
   size_t total = acts_.bytes() + dense_.bytes() + partials_.bytes();
-  for (const Memory& buffer : buffers_) total += buffer.bytes();
+  for (const Buffer& buffer : buffers_) total += buffer.memory.bytes();
   return total;
 }

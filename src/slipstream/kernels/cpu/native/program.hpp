@@ -8,6 +8,7 @@
 #include "kernels.hpp"
 #include "memory.hpp"
 #include "pool.hpp"
+#include "sampling.hpp"
 #include "weights.hpp"
 
 // What a matrix product does to its input on the way in, so that no op of its own is needed.
@@ -21,7 +22,7 @@ struct Source {
 };
 
 struct Op {
-  enum class Kind { embed, linear, logits, rope_append, attention } kind;
+  enum class Kind { embed, linear, logits, rope_append, attention, rope, pick } kind;
   Source in;
   int out = -1, residual = -1;
   std::shared_ptr<Weight> weight = nullptr;
@@ -29,30 +30,57 @@ struct Op {
   int layer = 0;
   int attention = -1;   // of a product: which op is the next attention
   int blocks_left = 0;  // of a tile and a group of weights, from here to there
+  // Of drafts: query heads where they are not the target's, ids of what is picked, the draft step
+  // that it belongs to; and what draft.cpp joins.
+  int heads = 0;
+  std::shared_ptr<const std::vector<int32_t>> ids = nullptr;
+  int step = 0;
+  bool joined = false, activates = false, activated = false;
 };
 
+// What a draft goes by besides the rows of the target's view, whose positions are those of the last
+// token before the anchors.
+struct Drafting {
+  const int32_t* kept_rows;
+  int k;
+  const float* temperatures;
+  const uint64_t* seeds;
+  const uint32_t* choices;
+  int32_t* drafted;  // token j of row r at j * rows + r
+};
+
+// Up to this many rows every member normalises and rounds the rows for itself: cheaper than a
+// barrier.
+constexpr int ALONE_ROWS = 2;
 constexpr auto SHORTEST_ALONE = std::chrono::microseconds(20000);
 
 class Program {
   using Clock = std::chrono::steady_clock;
 
  public:
-  Program(const Kernels* kernels, std::shared_ptr<Team> team, int max_rows, int max_logits,
-          float* logits, int32_t* argmax, int vocab);
+  Program(const Kernels* kernels, const SamplingKernels* sampling, std::shared_ptr<Team> team,
+          int max_rows, int max_logits, float* logits, int32_t* argmax, int vocab);
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
   // Recording. A buffer is float32 of shape (max_rows, width); `slot` numbers it.
   int buffer(int width);
+  int own_buffer(int width);                     // a copy for each member where rows are few
+  int borrow(const Program& target, int buffer);  // row r is row kept_rows[r] of the target's
   void embed(std::shared_ptr<Weight> weight, int out);
   void linear(Source in, std::shared_ptr<Weight> weight, int residual, int out);
   void rope_append(int qkv, std::shared_ptr<KV> kv, int layer, int out);
   void attention(int q, std::shared_ptr<KV> kv, int layer, int out);
   void logits(Source in, std::shared_ptr<Weight> weight);
+  void rope(int q, std::shared_ptr<KV> kv, int layer, int heads, int out);
+  void attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int out);
+  void pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids, int out);
 
   // Replay over the rows; `share` rows use one read of the weights. Results go to the arrays given
   // at construction: logits of the wanted rows in order, and the index of each largest.
   void run(const RowsView& rows, const int32_t* logit_rows, int num_logits, int share);
+  // Draft; every row is live.
+  void run_draft(const RowsView& rows, const Drafting& drafting, int share);
 
   size_t scratch_bytes() const;
 
@@ -69,6 +97,13 @@ class Program {
   struct alignas(64) Member {
     std::vector<int32_t> pages;  // that its attentions read, in order
     Fetch fetch;
+    std::vector<int32_t> tokens;  // of a draft's rows, in this step
+  };
+  struct Buffer {
+    enum class Kind { shared, own, borrowed } kind;
+    int width;
+    Memory memory;
+    float* data;
   };
   struct Best {
     float value;
@@ -76,7 +111,10 @@ class Program {
   };
   void run_team();
   Range mine(int member, int units) const;
-  float* at(int slot, int row) const;
+  float* at(int slot, int row, int member) const;
+  int width(int slot) const { return buffers_[size_t(slot)].width; }
+  int add_buffer(Buffer::Kind kind, int width, int rows);
+  KVView view(const Op&) const;
   void work(int member);
   void lead_to_attention();
   Turns tiles_of(const Op&, int member) const;
@@ -91,20 +129,30 @@ class Program {
   void attend_whole(const Op&, int member);
   void attend_tile(const Op&, int tile, int head, int next_row, float* running);
   int next_row(int tile, int stride) const;
+  void fold_for_itself(const Op&, int member);
   void run_argmax(int member);
   void prepare_row(const Source&, const Weight&, int row, int source_row, int rows, int group0,
-                   int group1, float* dense, Act* acts) const;
+                   int group1, int member, float* dense, Act* acts) const;
   void plan_rows(int num_logits);
+  void join();
+  bool barrier_after(const Op&) const;
+  bool alone(const Op&, int rows) const;
+  bool folds_for_itself() const;
+  Range share_of(const Op&, const Matrix&, int first, int member) const;
+  Act* activations() const;
+  void activate(const Op&, int member);
+  void run_own_rope(const Op&, int member);
+  void run_pick(const Op&, int member);
 
   const Kernels* kernels_;
+  const SamplingKernels* sampling_;
   std::shared_ptr<Team> team_;
   const int max_rows_, max_logits_, vocab_;
   float* const logits_;
   int32_t* const argmax_;
   std::vector<Op> ops_;
-  std::vector<int> widths_;
-  std::vector<Memory> buffers_;
-  int max_k_ = 0;
+  std::vector<Buffer> buffers_;
+  int max_k_ = 0, picks_ = 0;  // picks recorded so far
   bool any_dense_ = false;
 
   // Of the step that runs.
@@ -116,6 +164,10 @@ class Program {
   int max_splits_ = 0;
   Memory acts_, dense_, partials_;
   std::vector<Best> best_;
+  Drafting drafting_{};
+  int steps_ = 1;
+  bool joined_ = false;
+  bool few_ = false;  // so few rows of a draft that members rather repeat work than wait
 
   // Of the machine: until when other processes make the team slower than one thread.
   Clock::time_point alone_until_{};

@@ -37,6 +37,11 @@ struct SamplingKernels {
   // `top` receives the ids of the num_top largest logits in order of id; returns their number.
   int (*summarize)(const float* logits, int n, int num_top, float* scratch, RowSummary& out,
                    int32_t* top);
+  // Index of the first largest of logits[i] / temperature + noise of token ids[i], i in [n0, n1), n0 a
+  // multiple of 16; -1 if there is none, else its value goes to `best`. `logits` and `ids` can be
+  // read to the next multiple of 16.
+  int32_t (*race_ids)(const float* logits, const int32_t* ids, int n0, int n1, float temperature,
+                      const NoiseKey&, float& best);
   // The 32 bits of noise of tokens [0, n), for tests; and what they become.
   void (*noise)(const NoiseKey&, int n, uint32_t* bits, float* gumbel);
 };

@@ -374,6 +374,28 @@ int summarize(const float* logits, int n, int num_top, float* scratch, RowSummar
   return list.n;
 }
 
+// As in Race: only a token whose noise could lift it above the best so far is computed.
+int32_t race_ids(const float* logits, const int32_t* ids, int n0, int n1, float temperature,
+                 const NoiseKey& key, float& best) {
+  const S::F divisor = S::set1(temperature), half = S::set1(0.5f), zero = S::zero();
+  const S::F reach = S::set1(0x1p32f * 1.001f);
+  int32_t winner = -1;
+  best = -INFINITY;
+  for (int i = n0; i < n1; i += 16) {
+    const S::F x = S::div(S::load(logits + i), divisor);
+    const S::F most = S::mul(exp_unfused(S::min(S::sub(x, S::set1(best)), zero)), reach);
+    S::M open = ~S::greater(half, most) & first_lanes(n1 - i);
+    if (!open) continue;
+    open &= ~S::greater(S::add(noise_of(key, ids + i), half), most);
+    for (; open; open &= open - 1) {
+      const int at = i + __builtin_ctz(open);
+      const float own = logits[at] / temperature + gumbel(noise_bits(key, uint32_t(ids[at])));
+      if (own > best) best = own, winner = at;
+    }
+  }
+  return winner;
+}
+
 void noise(const NoiseKey& key, int n, uint32_t* bits, float* out) {
   for (int i = 0; i < n; ++i) {
     bits[i] = noise_bits(key, uint32_t(i));
@@ -381,6 +403,6 @@ void noise(const NoiseKey& key, int n, uint32_t* bits, float* out) {
   }
 }
 
-const SamplingKernels table = {pick, summarize, noise};
+const SamplingKernels table = {pick, summarize, race_ids, noise};
 
 }  // namespace

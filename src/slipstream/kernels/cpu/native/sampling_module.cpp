@@ -13,11 +13,6 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-namespace {
-
-template <class T>
-using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 const SamplingKernels* sampling_for(const std::string& isa) {
 #if defined(SLIPSTREAM_AVX512)
   if (isa == "avx512" && avx512_supported()) return avx512_sampling();
@@ -25,6 +20,11 @@ const SamplingKernels* sampling_for(const std::string& isa) {
   if (isa == "portable") return portable_sampling();
   throw std::invalid_argument("isa " + isa + " is not available");
 }
+
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Each thread that samples keeps its own, as large as the largest vocabulary it met.
 float* scratch_for(int n) {

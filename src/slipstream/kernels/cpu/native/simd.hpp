@@ -128,6 +128,35 @@ struct Simd {
     }
     if (P == 1) sum[0] = _mm512_add_epi32(sum[0], second);
   }
+  // dots of one row and T tiles of 4-bit codes, each four lines of 64 bytes. The upper codes stay
+  // where they are, sixteen times too large until the end.
+  template <int T>
+  static void tile_dots(int32_t start, const uint8_t* tiles, size_t stride, const int8_t* x,
+                        I (&sum)[T]) {
+    const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(char(0xf0));
+    I upper[T];
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      sum[t] = _mm512_set1_epi32(start);
+      upper[t] = _mm512_setzero_si512();
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      int32_t a, b;
+      std::memcpy(&a, x + 4 * i, 4);
+      std::memcpy(&b, x + 16 + 4 * i, 4);
+      const __m512i first = _mm512_set1_epi32(a), second = _mm512_set1_epi32(b);
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        const B both = load_bytes(tiles + size_t(t) * stride + 64 * i);
+        sum[t] = _mm512_dpbusd_epi32(sum[t], _mm512_and_si512(both, low), first);
+        upper[t] = _mm512_dpbusd_epi32(upper[t], _mm512_and_si512(both, high), second);
+      }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t)
+      sum[t] = _mm512_add_epi32(sum[t], _mm512_srai_epi32(upper[t], 4));
+  }
   // Sixteen floats, already whole numbers in [-127, 127], as bytes.
   static void store_int8(int8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -180,12 +209,33 @@ struct Simd {
   static U product(U a, U b) { return _mm512_mul_epu32(a, b); }
   static U upper(U a) { return _mm512_srli_epi64(a, 32); }
   static U exclusive_or(U a, U b, U c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+  // Eight numbers, each a quarter; and of each its word, number % 4.
+  static U quarters(const int32_t* p) {
+    return _mm512_srli_epi64(_mm512_cvtepu32_epi64(eight(p)), 2);
+  }
+  static U choose(const U (&word)[4], const int32_t* p) {
+    const __m512i number = _mm512_cvtepu32_epi64(eight(p));
+    const __mmask8 odd = _mm512_test_epi64_mask(number, _mm512_set1_epi64(1));
+    const __mmask8 upper = _mm512_test_epi64_mask(number, _mm512_set1_epi64(2));
+    return _mm512_mask_blend_epi64(upper, _mm512_mask_blend_epi64(odd, word[0], word[1]),
+                                   _mm512_mask_blend_epi64(odd, word[2], word[3]));
+  }
+  // Lower 32 bits, unsigned.
+  static F floats(U first, U second) {
+    const __m512i low = _mm512_castsi256_si512(_mm512_cvtepi64_epi32(first));
+    return _mm512_cvtepu32_ps(_mm512_inserti64x4(low, _mm512_cvtepi64_epi32(second), 1));
+  }
   // Word j of counter i (lower 32 bits, unsigned) becomes float 4 i + j.
   static void in_order(const U (&word)[4], F& first, F& second) {
     const U a = _mm512_mask_blend_epi32(0xaaaa, word[0], _mm512_slli_epi64(word[1], 32));
     const U b = _mm512_mask_blend_epi32(0xaaaa, word[2], _mm512_slli_epi64(word[3], 32));
     first = _mm512_cvtepu32_ps(_mm512_unpacklo_epi64(a, b));
     second = _mm512_cvtepu32_ps(_mm512_unpackhi_epi64(a, b));
+  }
+
+ private:
+  static __m256i eight(const int32_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
 };
 
@@ -309,6 +359,19 @@ struct Simd {
     }
     return out;
   }
+  template <int T>
+  static void tile_dots(int32_t start, const uint8_t* tiles, size_t stride, const int8_t* x,
+                        I (&sum)[T]) {
+    for (int t = 0; t < T; ++t) {
+      B w[8];
+      for (int i = 0; i < 4; ++i) {
+        const B both = load_bytes(tiles + size_t(t) * stride + 64 * i);
+        w[i] = low_nibbles(both);
+        w[i + 4] = high_nibbles(both);
+      }
+      sum[t] = dot<15>(start, w, x);
+    }
+  }
   static void store_int8(int8_t* p, const F& x) {
     for (int i = 0; i < 16; ++i) p[i] = int8_t(int(x.v[i]));
   }
@@ -380,6 +443,15 @@ struct Simd {
   static U upper(const U& a) { return map_longs([&](int i) { return a.v[i] >> 32; }); }
   static U exclusive_or(const U& a, const U& b, const U& c) {
     return map_longs([&](int i) { return a.v[i] ^ b.v[i] ^ c.v[i]; });
+  }
+  static U quarters(const int32_t* p) {
+    return map_longs([p](int i) { return uint64_t(uint32_t(p[i])) / 4; });
+  }
+  static U choose(const U (&word)[4], const int32_t* p) {
+    return map_longs([&](int i) { return word[uint32_t(p[i]) % 4].v[i]; });
+  }
+  static F floats(const U& first, const U& second) {
+    return map([&](int i) { return float(uint32_t(i < 8 ? first.v[i] : second.v[i - 8])); });
   }
   static void in_order(const U (&word)[4], F& first, F& second) {
     for (int i = 0; i < 16; ++i) {

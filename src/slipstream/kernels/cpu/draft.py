@@ -1,0 +1,102 @@
+"""Record a draft into a native program: all its steps unrolled, replayed as far as k asks.
+
+What a target keeps is a buffer that its program does not use again; the draft's program reads it in
+place. So keeping costs a target's step nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slipstream.kernels.cpu import _native
+from slipstream.kernels.cpu.recorder import Buffer, CpuStep, Handle, SharedRecorder, plain, source
+from slipstream.kernels.ops import DraftRows, Int32
+
+
+class DraftRecorder(SharedRecorder):
+    """The `DraftOps` of the CPU back end."""
+
+    def __init__(self, target: CpuStep) -> None:
+        super().__init__()
+        self._target = target
+        self._num_picks = 0
+
+    def kept(self, index: int) -> Buffer:
+        """Borrow what the target keeps."""
+        slot, width = self._target.kept[index]
+        self._buffers.append(("borrow", (self._target.program, slot)))
+        return Buffer(len(self._buffers) - 1, width)
+
+    def embed(self, table: Any) -> Buffer:
+        """Record the embedding of the step's tokens."""
+        out = self._buffer(table.k, own=True)
+        self._call("embed", table, out.slot)
+        return out
+
+    def rope(self, q: Buffer, kv: Any, num_heads: int) -> Buffer:
+        """Record the rotation of q."""
+        return self._of_heads("rope", q, kv, num_heads)
+
+    def attention(self, q: Buffer, kv: Any, num_heads: int) -> Buffer:
+        """Record attention over the positions before the anchors."""
+        return self._of_heads("attend_before", q, kv, num_heads)
+
+    def pick(self, x: Handle, weight: Any, token_ids: Int32) -> None:
+        """Record the output product and the choice."""
+        out = self._buffer(weight.n)
+        self._call("pick", *source(x, weight), weight, token_ids, out.slot)
+        self._num_picks += 1
+
+    def finish(self, isa: str, team: Any, max_rows: int, share: int) -> CpuDraft:
+        """Build the program and return the step that replays it."""
+        none = np.empty((0, 0), np.float32), np.empty(0, np.int32)
+        program = self._build(_native.Program(isa, team, max_rows, *none))
+        return CpuDraft(program, max_rows, self._num_picks, share, [self._target, *self._keep])
+
+    def _of_heads(self, name: str, q: Buffer, kv: Any, num_heads: int) -> Buffer:
+        cache, layer = kv
+        width = num_heads * cache.head_dim
+        if plain(q).width != width:
+            raise ValueError(f"{num_heads} heads are {width} columns, got {q.width}")
+        out = self._buffer(width, own=True)
+        self._keep.append(cache)
+        self._call(name, q.slot, cache.native, layer, num_heads, out.slot)
+        return out
+
+
+class CpuDraft:
+    """Replays a recorded draft."""
+
+    def __init__(
+        self, program: Any, max_rows: int, max_k: int, share: int, keep: list[Any]
+    ) -> None:
+        self.program = program
+        self.max_rows, self.max_k = max_rows, max_k
+        self._share, self._keep = share, keep
+        self._sequences = np.arange(max_rows, dtype=np.int32)
+        self._drafted = np.empty((max_k, max_rows), np.int32)
+
+    def __call__(self, rows: DraftRows) -> Int32:
+        """Return the drafted ids, int32 of shape (B, k)."""
+        num_rows, k = len(rows.token_ids), rows.k
+        if not 1 <= num_rows <= self.max_rows or not 1 <= k <= self.max_k:
+            raise ValueError(
+                f"a draft takes 1 to {self.max_rows} rows and 1 to {self.max_k} tokens, "
+                f"got {num_rows} and {k}"
+            )
+        self.program.run_draft(
+            rows.token_ids,
+            rows.positions - 1,
+            self._sequences[:num_rows],
+            rows.page_table,
+            rows.kept_rows,
+            k,
+            rows.temperatures,
+            rows.seeds,
+            rows.choices,
+            self._drafted,
+            self._share,
+        )
+        return self._drafted.reshape(-1)[: k * num_rows].reshape(k, num_rows).T

@@ -1,0 +1,212 @@
+// Drafts: what a program of k unrolled draft steps does besides the ops of a target's forward.
+//
+// A draft step of one sequence is 17 small ops of a few microseconds, so with few rows a barrier costs
+// as much as an op. There members rather do the same small work each for itself (embedding, rotation,
+// folding of a short context), into copies of their own, and products that hand on only what the same
+// member goes on with need no barrier between them. None of it changes an operation or its order.
+#include "program.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace {
+// Splits that every member folds for itself: about a microsecond for nine heads of 64.
+constexpr int OWN_SPLITS = 8;
+}  // namespace
+
+int Program::own_buffer(int width) {
+  return add_buffer(Buffer::Kind::own, width, std::max(max_rows_, team_->size() * ALONE_ROWS));
+}
+
+int Program::borrow(const Program& target, int buffer) {
+  const Buffer& from = target.buffers_[size_t(buffer)];
+  buffers_.push_back({Buffer::Kind::borrowed, from.width, Memory(), from.data});
+  return int(buffers_.size()) - 1;
+}
+
+void Program::rope(int q, std::shared_ptr<KV> kv, int layer, int heads, int out) {
+  rope_append(q, std::move(kv), layer, out);
+  ops_.back().kind = Op::Kind::rope;
+  ops_.back().heads = heads;
+}
+
+void Program::attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int out) {
+  rope_append(q, std::move(kv), layer, out);
+  ops_.back().kind = Op::Kind::attention;
+  ops_.back().heads = heads;
+}
+
+void Program::pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids, int out) {
+  linear(in, std::move(weight), -1, out);
+  ids.resize((ids.size() + LANES - 1) / LANES * LANES);  // kernels read whole vectors
+  ops_.back().kind = Op::Kind::pick;
+  ops_.back().ids = std::make_shared<const std::vector<int32_t>>(std::move(ids));
+  ++picks_;
+}
+
+void Program::run_draft(const RowsView& rows, const Drafting& drafting, int share) {
+  if (!joined_) join();
+  rows_ = rows;
+  drafting_ = drafting;
+  num_logits_ = 0;
+  share_ = share;
+  steps_ = drafting.k;
+  few_ = rows.rows <= ALONE_ROWS;
+  plan_rows(rows.rows);
+  for (Member& member : members_) member.tokens.resize(size_t(rows.rows));
+  run_team();
+}
+
+// Find what follows what without a barrier; once, when all is recorded.
+void Program::join() {
+  const auto is_product = [](const Op& op) {
+    return op.kind == Op::Kind::linear || op.kind == Op::Kind::pick;
+  };
+  joined_ = true;
+  size_t first = 0;  // of the products since the last barrier
+  for (size_t i = 1; i < ops_.size(); ++i) {
+    Op& before = ops_[i - 1];
+    Op& op = ops_[i];
+    const bool gated = op.in.prologue == Prologue::gated;
+    // A product's output that only its residual reads stays with the member that computes it.
+    const auto apart = [&](const Op& other) {
+      return is_product(other) && op.in.buffer != other.out && op.out != other.in.buffer;
+    };
+    const bool joins = before.kind == Op::Kind::linear && is_product(op) && !gated &&
+                       before.in.prologue != Prologue::gated &&
+                       std::all_of(ops_.begin() + long(first), ops_.begin() + long(i), apart);
+    before.joined = joins;
+    if (!joins) first = i;
+    // Gate and up, activated by the member that has both, and rounded for the product behind.
+    const bool whole = before.weight && before.weight->parts.size() == 2 &&
+                       before.weight->parts[0].n == before.weight->parts[1].n &&
+                       before.weight->parts[0].n % GROUP == 0;
+    op.activated = gated && before.kind == Op::Kind::linear && op.in.buffer == before.out && whole &&
+                   !op.weight->any_dense;
+    before.activates = op.activated;
+  }
+}
+
+bool Program::barrier_after(const Op& op) const {
+  if (op.kind == Op::Kind::pick) return false;  // it ends behind one of its own
+  if (!few_) return true;
+  switch (op.kind) {
+    case Op::Kind::embed:
+    case Op::Kind::rope: return false;
+    case Op::Kind::attention: return !folds_for_itself();
+    default: return !op.joined;
+  }
+}
+
+// Whether every member prepares a product's rows for itself.
+bool Program::alone(const Op& op, int rows) const {
+  return rows <= ALONE_ROWS && op.in.prologue != Prologue::gated;
+}
+
+bool Program::folds_for_itself() const { return max_splits_ <= OWN_SPLITS; }
+
+KVView Program::view(const Op& op) const {
+  KVView view = op.kv->view(op.layer);
+  if (op.heads) view.heads = op.heads;
+  return view;
+}
+
+// The tiles of a part that a member computes; `first` tiles of the weight come before it. Of gate and
+// up it takes the same columns, in whole groups.
+Program::Range Program::share_of(const Op& op, const Matrix& part, int first, int member) const {
+  if (few_ && op.activates) {
+    const int per_group = GROUP / LANES;
+    const Range groups = mine(member, part.n / GROUP);
+    return {groups.begin * per_group, groups.end * per_group};
+  }
+  const Range range = mine(member, op.weight->tiles);
+  return {std::max(range.begin - first, 0), std::min(range.end - first, part.tiles())};
+}
+
+// Rounded activations that all members read, behind those that each has for itself.
+Act* Program::activations() const {
+  const size_t copies = size_t(ALONE_ROWS) * size_t(team_->size());
+  return reinterpret_cast<Act*>(acts_.data()) + copies * size_t(max_k_ / GROUP);
+}
+
+void Program::activate(const Op& op, int member) {
+  const Matrix& gate = op.weight->parts[0];
+  const Range groups = mine(member, gate.n / GROUP);
+  const int c0 = groups.begin * GROUP, count = (groups.end - groups.begin) * GROUP;
+  thread_local std::vector<float> y;
+  if (y.size() < size_t(gate.n)) y.resize(size_t(gate.n));
+  for (int r = 0; r < rows_.rows; ++r) {
+    const float* x = at(op.out, r, member);
+    kernels_->gated(x + c0, x + gate.n + c0, count, y.data() + c0);
+    kernels_->quantize(y.data(), r, rows_.rows, share_, gate.n / GROUP, groups.begin, groups.end,
+                       activations());
+  }
+}
+
+void Program::run_own_rope(const Op& op, int member) {
+  const KVView kv = view(op);
+  const Range range = few_ ? Range{0, rows_.rows * kv.heads} : mine(member, rows_.rows * kv.heads);
+  for (int unit = range.begin; unit < range.end; ++unit) {
+    const int r = unit / kv.heads, column = unit % kv.heads * kv.head_dim;
+    // The view's position is that of the last key; the anchor's comes next.
+    kernels_->rotate(kv, rows_.positions[r] + 1 + op.step, at(op.in.buffer, r, member) + column,
+                     at(op.out, r, member) + column);
+  }
+}
+
+// Splits that lie side by side, folded into the member's own copy in their order.
+void Program::fold_for_itself(const Op& op, int member) {
+  const KVView kv = view(op);
+  const int d = kv.head_dim, group = kv.group();
+  const size_t size = size_t(d) + LANES, row_stride = size * size_t(group);
+  const size_t split_stride = row_stride * size_t(rows_.rows);
+  thread_local std::vector<float> running;
+  if (running.size() < row_stride) running.resize(row_stride);
+  for (int r = 0; r < rows_.rows; ++r)
+    for (int head = 0; head < kv.kv_heads; ++head) {
+      const float* from = partials_.floats() + size_t(head) * split_stride * size_t(max_splits_) +
+                          size_t(r) * row_stride;
+      std::copy(from, from + row_stride, running.begin());
+      const int splits = rows_.positions[r] / SPLIT + 1;
+      for (int s = 1; s < splits; ++s)
+        kernels_->fold(running.data(), from + size_t(s) * split_stride, group, size, d);
+      for (int h = 0; h < group; ++h)
+        kernels_->finish(running.data() + size_t(h) * size, d,
+                         at(op.out, r, member) + size_t(head * group + h) * size_t(d));
+    }
+}
+
+// Logits, the best of each member's own columns, and of those the best, which every member finds for
+// itself. The first of equals wins.
+void Program::run_pick(const Op& op, int member) {
+  run_matmul(op, member);
+  const Range tiles = mine(member, op.weight->tiles);
+  const int n0 = tiles.begin * LANES, n1 = std::min(tiles.end * LANES, op.weight->n);
+  const int32_t* ids = op.ids->data();
+  constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+  for (int r = 0; r < rows_.rows; ++r) {
+    const float* logits = at(op.out, r, member);
+    Best& best = best_[size_t(member) * size_t(rows_.rows) + size_t(r)];
+    best = {LOWEST, -1};
+    if (n0 >= n1) continue;
+    if (drafting_.temperatures[r] > 0) {
+      const NoiseKey key{drafting_.seeds[r], uint32_t(rows_.positions[r] + 2 + op.step),
+                         drafting_.choices[r], 0};
+      best.index = sampling_->race_ids(logits, ids, n0, n1, drafting_.temperatures[r], key,
+                                       best.value);
+    } else {
+      best.index = kernels_->argmax(logits, n0, n1);
+      best.value = logits[best.index];
+    }
+  }
+  team_->barrier();
+  for (int r = 0; r < rows_.rows; ++r) {
+    Best top{LOWEST, 0};
+    for (int other = 0; other < team_->active(); ++other) {
+      const Best& best = best_[size_t(other) * size_t(rows_.rows) + size_t(r)];
+      if (best.index >= 0 && best.value > top.value) top = best;
+    }
+    members_[size_t(member)].tokens[size_t(r)] = ids[top.index];
+    if (member == 0) drafting_.drafted[op.step * rows_.rows + r] = ids[top.index];
+  }
+}

@@ -1,0 +1,213 @@
+"""Record an assistant's draft, and replay it as one CUDA graph for each (rows, k).
+
+All draft steps are recorded one after the other; k tokens take the launches of the first k steps. A
+step's tokens stay on the device for the next one and go to pinned memory for the host, which waits
+once, at the end. What the target keeps is read where its step left it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import torch
+
+from slipstream.kernels.cuda.graphs import ROW_BUCKETS, CudaStep, Launch, bucket_of, captured
+from slipstream.kernels.cuda.inputs import Inputs
+from slipstream.kernels.cuda.kernels import DraftKernels, StepKernels
+from slipstream.kernels.cuda.linear import CudaWeight, embed
+from slipstream.kernels.cuda.pages import KVLayer
+from slipstream.kernels.cuda.recorder import THREADS, Buffer, Normed, Products, Recorder
+from slipstream.kernels.ops import DraftRows, Int32, Rows
+
+PICK_BLOCKS = 32  # of a row: 8,192 logits are then one a thread
+# Draw in draft.cu.
+_DRAW = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("seed_low", np.uint32),
+        ("seed_high", np.uint32),
+        ("choice", np.uint32),
+    ]
+)
+
+
+class Kept(Buffer):
+    """What a target kept; the rows that chose the anchors are picked from it."""
+
+
+class DraftRecorder(Recorder):
+    """The `DraftOps` of the CUDA back end; what it shares with a target is the recorder's."""
+
+    def __init__(
+        self,
+        kernels: StepKernels,
+        draft_kernels: DraftKernels,
+        inputs: Inputs,
+        products: Products,
+        target: CudaStep,
+        max_k: int,
+    ) -> None:
+        super().__init__(kernels, inputs, products, inputs.max_rows)
+        self._draft_kernels, self._target = draft_kernels, target
+        rows = inputs.max_rows
+        self._tokens = torch.zeros((max_k, rows), dtype=torch.int32, device="cuda")
+        self._drafted = torch.zeros((max_k, rows), dtype=torch.int32).pin_memory()
+        self._draws = torch.zeros((rows, _DRAW.itemsize), dtype=torch.uint8, device="cuda")
+        self._found = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        self._arrivals = torch.zeros(rows, dtype=torch.int32, device="cuda")
+        self._ends: list[int] = []  # launches up to each pick
+
+    def kept(self, index: int) -> Kept:
+        """Return what the target keeps."""
+        tensor = self._target.kept[index]
+        return Kept(tensor, tensor.shape[1])
+
+    def embed(self, table: CudaWeight) -> Buffer:
+        """Record the embedding of the step's tokens."""
+        out = self._buffer(torch.float32, table.k)
+        step, to = len(self._ends), out.tensor
+        ids = self._tokens[step - 1] if step else None
+        inputs = self._inputs  # its tensors move when it grows
+
+        def launch(rows: int, _: int) -> None:
+            embed(inputs.token_ids if ids is None else ids, table, to, num_rows=rows)
+
+        self._add(launch)
+        return out
+
+    def linear(
+        self, x: Buffer | Normed, weight: CudaWeight, residual: Buffer | None = None
+    ) -> Buffer:
+        """Record x @ weight.T (+ residual)."""
+        if isinstance(x, Normed) and isinstance(x.source, Kept):
+            x = self._operand(x, weight, picks_rows=True)
+        return super().linear(x, weight, residual)
+
+    def rope(self, q: Buffer, kv: KVLayer, num_heads: int) -> Buffer:
+        """Record the rotation of q."""
+        cache, arch, inputs = kv.cache, kv.cache.arch, self._inputs
+        if q.width != num_heads * arch.head_dim:
+            raise ValueError(f"{num_heads} heads of {arch.head_dim} columns, got {q.width}")
+        out = self._buffer(torch.float16, num_heads * cache.padded_dim)
+        kernel, source, to = self._draft_kernels.rope, q.tensor, out.tensor
+        blocks = math.ceil(num_heads * cache.padded_dim // 2 / THREADS)
+        overlap = self._kernels.overlap
+        tail = (
+            *(len(self._ends), num_heads, arch.head_dim, cache.padded_dim),
+            int(arch.rope_interleaved),
+        )
+
+        def launch(rows: int, _: int) -> None:
+            arguments = (source, to, cache.cos, cache.sin, inputs.positions, *tail)
+            kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
+
+        self._add(launch)
+        return out
+
+    def attention(  # type: ignore[override]
+        self, q: Buffer, kv: KVLayer, num_heads: int
+    ) -> Buffer:
+        """Record attention over the positions before the anchors."""
+        return self._attend(q, kv, num_heads)
+
+    def pick(self, x: Buffer | Normed, weight: CudaWeight, token_ids: Int32) -> None:
+        """Record the output product and the choice."""
+        logits = self.linear(x, weight).tensor
+        ids = torch.from_numpy(np.array(token_ids, np.int32)).cuda()
+        step, width, inputs = len(self._ends), weight.n, self._inputs
+        kernel, overlap = self._draft_kernels.pick_drafts, self._kernels.overlap
+        head = (logits, self._draws)
+        tail = (ids, self._tokens[step], self._drafted[step], self._found, self._arrivals)
+
+        def launch(rows: int, _: int) -> None:
+            arguments = (*head, inputs.positions, *tail, width, step)
+            kernel.launch((PICK_BLOCKS, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
+
+        self._add(launch)
+        self._ends.append(len(self._launches))
+
+    def finish_draft(self) -> CudaDraft:
+        """Return the step that replays what was recorded."""
+        assert self._ends, "a draft ends in a pick"
+        return CudaDraft(
+            [self._launches[:end] for end in self._ends],
+            self._inputs,
+            self._draws,
+            self._drafted,
+            self._target,
+        )
+
+
+class CudaDraft:
+    """Replays a recorded draft.
+
+    Args:
+        launches: those of 1, 2, ... tokens.
+        draws: on the device, how each row's tokens are picked.
+        drafted: pinned, int32 of shape (max_k, max_rows).
+        target: its kept values are read, so it stays.
+    """
+
+    def __init__(
+        self,
+        launches: list[list[Launch]],
+        inputs: Inputs,
+        draws: torch.Tensor,
+        drafted: torch.Tensor,
+        target: CudaStep,
+    ) -> None:
+        self.max_rows, self.max_k = inputs.max_rows, len(launches)
+        self._launches, self._inputs, self._target = launches, inputs, target
+        self._draws, self._drafted = draws, drafted.numpy()
+        self._host_draws = torch.zeros_like(draws, device="cpu").pin_memory()
+        self._numpy_draws = self._host_draws.numpy().view(_DRAW)[:, 0]
+        self._sequences = np.arange(self.max_rows, dtype=np.int32)
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, rows: DraftRows) -> Int32:
+        """Return the drafted ids, int32 of shape (B, k)."""
+        live, k = len(rows.token_ids), rows.k
+        if not 1 <= live <= self.max_rows or not 1 <= k <= self.max_k:
+            raise ValueError(
+                f"a draft takes 1 to {self.max_rows} rows and 1 to {self.max_k} tokens, "
+                f"got {live} and {k}"
+            )
+        num_rows = bucket_of(live, ROW_BUCKETS, self.max_rows)
+        self._send(rows, num_rows)
+        graph = self._graphs.get((num_rows, k))
+        if graph is not None:
+            graph.replay()
+        else:
+            self._run(num_rows, k)
+        torch.cuda.current_stream().synchronize()
+        if graph is None:
+            self._graphs[num_rows, k] = captured(partial(self._run, num_rows, k), self._side)
+        return self._drafted[:k, :live].T
+
+    def _send(self, rows: DraftRows, num_rows: int) -> None:
+        """Copy the inputs up: `positions` as those of the last tokens before the anchors."""
+        live = len(rows.token_ids)
+        inputs = Rows(
+            token_ids=rows.token_ids,
+            positions=rows.positions - 1,
+            sequences=self._sequences[:live],
+            page_table=rows.page_table,
+            logit_rows=rows.kept_rows,
+        )
+        if self._inputs.make_room(inputs):
+            self._graphs.clear()
+        self._inputs.send(inputs, num_rows, num_rows)
+        draws = self._numpy_draws[:num_rows]
+        draws[live:] = 0
+        draws["temperature"][:live] = rows.temperatures
+        draws["seed_low"][:live] = (rows.seeds & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        draws["seed_high"][:live] = (rows.seeds >> np.uint64(32)).astype(np.uint32)
+        draws["choice"][:live] = rows.choices
+        self._draws[:num_rows].copy_(self._host_draws[:num_rows], non_blocking=True)
+
+    def _run(self, num_rows: int, k: int) -> None:
+        for launch in self._launches[k - 1]:
+            launch(num_rows, num_rows)

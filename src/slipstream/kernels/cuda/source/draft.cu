@@ -1,0 +1,83 @@
+// What an assistant's draft does besides the kernels of a step: turn queries without writing KV, and
+// pick the token that the next draft step begins with.
+//
+// `positions` are those of the last token before the anchors, up to which attention sees; -1 is
+// padding. In draft step `step`, from 0, a row stands at positions + 1 + step.
+#include "noise.cuh"
+#include "step.cuh"
+
+// Rotate q of `heads` heads; out is fp16, `padded_dim` columns a head. A thread has a pair of columns.
+// Grid (pair blocks, rows).
+extern "C" __global__ void rope(const float* q, half_bits* out, const float* cosines,
+                                const float* sines, const int* positions, int step, int heads,
+                                int head_dim, int padded_dim, int interleaved) {
+    let_next_start();
+    wait_for_inputs();
+    const int row = blockIdx.y, position = positions[row] + 1 + step;
+    const int pairs = padded_dim / 2, half_dim = head_dim / 2;
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    const int head = index / pairs, pair = index % pairs;
+    if (positions[row] < 0 || head >= heads) return;
+    int a = 2 * pair, b = 2 * pair + 1;
+    float x = 0.0f, y = 0.0f;
+    if (pair < half_dim) {
+        if (!interleaved) a = pair, b = pair + half_dim;
+        const float* in = q + ((size_t)row * heads + head) * head_dim;
+        const float c = cosines[(size_t)position * half_dim + pair];
+        const float s = sines[(size_t)position * half_dim + pair];
+        x = __fmaf_rn(in[a], c, -__fmul_rn(in[b], s));
+        y = __fmaf_rn(in[a], s, __fmul_rn(in[b], c));
+    }
+    half_bits* to = out + ((size_t)row * heads + head) * padded_dim;
+    to[a] = to_half(x), to[b] = to_half(y);
+}
+
+// How a row's tokens are picked; kernels/cuda/draft.py writes it.
+struct Draw {
+    float temperature;  // 0 takes the largest logit
+    unsigned seed_low, seed_high, choice;
+};
+
+// The first of the largest scores of each row, by way of `ids` to the target's token. Grid (blocks of a
+// row, rows). `found` and `arrivals` have a zero for every row, zero again at the end. `drafted` is host
+// memory, `tokens` what the next draft step embeds.
+extern "C" __global__ void pick_drafts(const float* logits, const Draw* draws, const int* positions,
+                                       const int* ids, int* tokens, int* drafted,
+                                       unsigned long long* found, unsigned* arrivals, int width,
+                                       int step) {
+    __shared__ bool is_last;
+    wait_for_inputs();
+    const int r = blockIdx.y;
+    const Draw draw = draws[r];
+    const unsigned position = (unsigned)(positions[r] + 2 + step);
+    const float* row = logits + (size_t)r * width;
+    unsigned long long best = 0;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < width; i += gridDim.x * blockDim.x) {
+        float score = row[i];
+        if (draw.temperature > 0.0f) {
+            const unsigned id = (unsigned)ids[i];
+            const uint4 words = philox(make_uint4(id / 4, position, draw.choice, 0), draw.seed_low,
+                                       draw.seed_high);
+            const unsigned low = id & 1 ? words.y : words.x, high = id & 1 ? words.w : words.z;
+            score = __fadd_rn(__fdiv_rn(score, draw.temperature), gumbel(id & 2 ? high : low));
+        }
+        const unsigned long long key =
+            (unsigned long long)ordered_bits(score) << 32 | (0xffffffffu - (unsigned)i);
+        best = key > best ? key : best;
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) {
+        const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, offset);
+        best = other > best ? other : best;
+    }
+    if (threadIdx.x % 32 == 0) atomicMax(found + r, best);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(arrivals + r, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last || threadIdx.x != 0) return;
+    __threadfence();
+    best = atomicExch(found + r, 0ull);
+    tokens[r] = drafted[r] = ids[0xffffffffu - (unsigned)best];
+    arrivals[r] = 0;
+}
