@@ -109,7 +109,10 @@ def main() -> int:
         "auto, nothing offered": (Silent, "auto"),
         "auto, lookup": (NGramDrafter, "auto"),
     }
-    arms = {name: Arm(model.make(drafter), k) for name, (drafter, k) in drafters.items()}
+    arms = {
+        name: Arm(model.make(*([drafter] if drafter else [])), k)
+        for name, (drafter, k) in drafters.items()
+    }
     prompt = model.tokenizer.encode(sample_text(), parse_special=False)[:PROMPT]
     for lap in range(args.laps + 1):
         for arm in arms.values():

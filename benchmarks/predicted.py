@@ -125,7 +125,7 @@ def run_cell(
     from slipstream.bench.interval import interval
     from slipstream.drafters.scripted import ScriptedSpec
 
-    classic = model.make(None)
+    classic = model.make()
     laps: list[Lap] = []
     unsteady = 0
     while len(laps) < args.laps:
@@ -175,7 +175,7 @@ def main() -> int:
     path = find_model(args.model)
     model = Model.load(path, prefix_cache="off")
     prompt = model.tokenizer.encode(sample_text(), parse_special=False)[:PROMPT]
-    told = reply_to(model.make(None), prompt, args.tokens, ignore_eos=True)
+    told = reply_to(model.make(), prompt, args.tokens, ignore_eos=True)
     script = [*prompt, *told.token_ids]
     host_s = host_seconds(model, script, args)
     cells = []

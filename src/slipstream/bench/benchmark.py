@@ -25,7 +25,6 @@ from slipstream.bench.synthetic import PREFIX as RANDOM
 from slipstream.bench.synthetic import Synthetic
 from slipstream.bench.workload import OVERALL, Workload
 from slipstream.config import EngineConfig
-from slipstream.drafters.ngram import NGramDrafter
 from slipstream.drafters.scripted import PREFIX, ScriptedSpec
 from slipstream.errors import ConfigError, SlipstreamError
 from slipstream.kernels.bandwidth import bandwidth_of
@@ -60,7 +59,7 @@ class Plan:
     """What a benchmark is asked to do.
 
     Attributes:
-        drafter: auto, ngram, or scripted:RATE[,RATE...][@SEED].
+        drafter: auto, ngram, assistant, the path of one, or scripted:RATE[,RATE...][@SEED].
         allow_misleading: run what misleads, and say so.
         peers: other engines to start, run by `peer_python`.
     """
@@ -107,7 +106,11 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     spec = ScriptedSpec.parse(plan.drafter) if plan.drafter.startswith(PREFIX) else None
     num_seqs = max(plan.config.max_num_seqs, *plan.limits.batches)
     config = dataclasses.replace(
-        plan.config, max_num_seqs=num_seqs, prefix_cache="on", k="auto", drafter="auto"
+        plan.config,
+        max_num_seqs=num_seqs,
+        prefix_cache="on",
+        k="auto",
+        drafter="none" if spec else plan.drafter,
     )
     began = time.perf_counter()
     made = provenance(path or plan.model)
@@ -144,7 +147,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
         bench = Bench(
             models,
             arms_of(plan.k_values, plan.variants),
-            NGramDrafter if spec is None else scripts.maker(spec, vocab_size),
+            None if spec is None else scripts.maker(spec, vocab_size),
             scripts,
             peers,
             context_len,
@@ -177,7 +180,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
         )
     setup = Setup(
         provenance=made,
-        config=dataclasses.replace(model.engine.config, drafter="auto"),
+        config=dataclasses.replace(model.engine.config, k="auto"),
         backend={
             "name": model.target.backend.name,
             "reason": model.target.backend.reason,
@@ -186,7 +189,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
             "max_model_len": model.target.max_model_len,
             "kv_tokens": model.target.kv.num_pages * PAGE_SIZE,
         },
-        drafter="ngram" if plan.drafter == "auto" else plan.drafter,
+        drafter=_drafts_of(model, plan.drafter),
         workload=plan.workload,
         limits=plan.limits,
         bound=bound,
@@ -199,6 +202,13 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     rows = trials.rows()
     run.notes += _mistimed(rows, times_s)
     return Result(setup=setup, run=run, trials=trials, rows=rows)
+
+
+def _drafts_of(model: Model, asked: str) -> str:
+    """Return what reports call the drafts: the drafters' names, or what they were scripted to do."""
+    if asked.startswith(PREFIX):
+        return asked
+    return "+".join(make_drafter().name for make_drafter in model.make_drafters)
 
 
 def _random_of(plan: Plan) -> Synthetic | None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from slipstream.config import EngineConfig
-from slipstream.drafters.base import Drafter
 from slipstream.engine.budget import RowBudget
-from slipstream.engine.calibrate import calibrate, idle_forwards, room, row_counts, time_rows
+from slipstream.engine.calibrate import (
+    calibrate,
+    idle_forwards,
+    room,
+    row_counts,
+    time_drafts,
+    time_rows,
+)
 from slipstream.engine.engine import Engine
 from slipstream.engine.load import load
-from slipstream.engine.pairing import Pairing
+from slipstream.engine.pairing import MakeDrafter, Pairing
 from slipstream.engine.prompt import Prompt, prompt_ids
 from slipstream.kernels.ops import PAGE_SIZE
 from slipstream.policy.choose import MeasuredPolicy
@@ -38,13 +44,19 @@ class Model:
         # Seconds of forwards by row count: as policies are told them, and after a usual prompt.
         self.loaded_s: dict[int, float] = {}
         self.usual_s: dict[int, float] = {}
+        self.drafts_s: dict[int, float] = {}  # of the assistant's drafts, by k
 
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], config: EngineConfig | None = None, **settings: Any
     ) -> Model:
-        """Load a model; settings go before the config."""
-        return cls(load(path, config, **(settings | {"profile": "off", "drafter": "none"})))
+        """Load a model and its drafters, which policies learn of later; settings go first."""
+        return cls(load(path, config, **(settings | {"profile": "off", "k": "off"})))
+
+    @property
+    def make_drafters(self) -> Sequence[MakeDrafter]:
+        """What makes the drafters that it was loaded with."""
+        return self.engine.pairing.make_drafters
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids."""
@@ -58,6 +70,7 @@ class Model:
         are borrowed as they lie, so this comes before the first reply.
         """
         self.loaded_s = self._timed(num_seqs, 0)
+        self.drafts_s = self._drafts_timed()
         positions = min(self.target.max_model_len, self.target.kv.num_pages * PAGE_SIZE)
         limit = positions - max(self.loaded_s)
         self.usual_s = self._timed(num_seqs, max(0, min(context_len, limit)))
@@ -76,9 +89,19 @@ class Model:
                     forwards(count)
             return time_rows(forwards, counts, budget_s=CALIBRATION_S, clock=clock)
 
+    def _drafts_timed(self) -> dict[int, float]:
+        """Return the seconds of the assistant's drafts by k, none without one."""
+        head, engine = self.target.head, self.engine
+        if head is None:
+            return {}
+        budget = RowBudget.of(engine.config, self.target.arch.vocab_size)
+        widest = min(head.max_k + 1, room(self.target, budget))
+        with idle_forwards(self.target, budget, widest, clock=engine._clock) as forwards:
+            return time_drafts(forwards, head, head.max_k, clock=engine._clock)
+
     def make(
         self,
-        *make_drafters: Callable[[], Drafter],
+        *make_drafters: MakeDrafter,
         k: KSetting = "auto",
         timed: bool = True,
     ) -> Engine:
@@ -87,10 +110,12 @@ class Model:
         Args:
             timed: its policy knows what forwards take, as it does after loading.
         """
-        config = dataclasses.replace(self.engine.config, k=k, drafter="auto")
+        config = dataclasses.replace(self.engine.config, k=k)
         pairing = Pairing.fresh(config, make_drafters)
         if pairing.policy is not None and timed:
             calibrate(pairing.policy, self.loaded_s or self._timed(1, 0), 0)
+            for drafted, seconds in self.drafts_s.items():
+                pairing.policy.cost.drafting.calibrate(drafted, seconds)
         return Engine(
             self.target,
             self.tokenizer,

@@ -85,7 +85,8 @@ class Bench:
     Args:
         models: one of each variant.
         arms: classic of the first variant first.
-        make_drafter: returns a fresh drafter for each reply; `scripts` is what it may replay.
+        make_drafter: returns a fresh drafter for each reply, in place of those that models were
+            loaded with; `scripts` is what it may replay.
         peers: engines of others, arms at batch 1.
         context_len: tokens that a prompt usually has, for the prediction of what rounds take.
     """
@@ -94,7 +95,7 @@ class Bench:
         self,
         models: Mapping[Variant, Model],
         arms: Sequence[Arm],
-        make_drafter: Callable[[], Drafter],
+        make_drafter: Callable[[], Drafter] | None,
         scripts: Scripts,
         peers: Sequence[Peer] = (),
         context_len: int = 0,
@@ -281,8 +282,10 @@ class Bench:
         if engine is None:
             arm = self._arms[index]
             assert arm.variant is not None
-            makers = () if arm.is_classic else (self._make_drafter,)
-            engine = self._models[arm.variant].make(*makers, k=_setting(arm))
+            model = self._models[arm.variant]
+            own = self._make_drafter
+            makers = model.make_drafters if own is None else (own,)
+            engine = model.make(*(() if arm.is_classic else makers), k=_setting(arm))
             self._engines[index, batch] = engine
         return engine
 

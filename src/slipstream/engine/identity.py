@@ -21,10 +21,8 @@ def profile_folder() -> Path:
     return cache_dir() / "profiles"
 
 
-def drafter_key(folder: Path | None) -> str:
-    """Return what tells an assistant's checkpoint apart, "" where there is none."""
-    if folder is None:
-        return ""
+def assistant_key(folder: Path) -> str:
+    """Return what tells an assistant's checkpoint apart."""
     digest = hashlib.sha256()
     for name in (CONFIG_FILE, TENSORS_FILE):
         digest.update((folder / name).read_bytes())
@@ -32,14 +30,17 @@ def drafter_key(folder: Path | None) -> str:
 
 
 def profile_key(
-    backend: Backend, fingerprint: str, config: EngineConfig, *, drafter: str = ""
+    backend: Backend, fingerprint: str, config: EngineConfig, *, assistant: str = ""
 ) -> ProfileKey:
-    """Return the key of a model's profile with a drafter.
+    """Return the key of a model's profile with its drafters.
 
     Args:
         fingerprint: tells model files apart.
-        drafter: tells drafters apart, n-gram lookup where it is empty.
+        assistant: tells assistants apart, "" for none.
     """
+    drafters = [assistant] if assistant else []
+    if config.drafter in ("auto", "ngram"):
+        drafters.insert(0, f"ngram {ngram.LONGEST} to {ngram.SHORTEST}")
     threads = getattr(backend, "threads", 1)
     device, driver = (
         f"{processor()}, {threads} threads",
@@ -49,7 +50,7 @@ def profile_key(
         device, driver = f"{getattr(backend, 'device', '')}, {device}", f"{driver} {backend.driver}"
     return ProfileKey(
         target=fingerprint,
-        drafter=drafter or f"ngram {ngram.LONGEST} to {ngram.SHORTEST}",
+        drafter=" + ".join(drafters),
         device=device,
         driver=driver,
         kernels=" ".join(

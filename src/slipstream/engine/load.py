@@ -6,13 +6,11 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipstream.config import EngineConfig, is_path
-from slipstream.drafters.base import Drafter
 from slipstream.drafters.checkpoints import shipped_assistant
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.budget import RowBudget
@@ -26,14 +24,15 @@ from slipstream.engine.calibrate import (
     time_rows,
 )
 from slipstream.engine.engine import Engine
-from slipstream.engine.identity import drafter_key, profile_folder, profile_key
-from slipstream.engine.pairing import Pairing
+from slipstream.engine.identity import assistant_key, profile_folder, profile_key
+from slipstream.engine.pairing import MakeDrafter, Pairing
 from slipstream.engine.target import Target, build_target
 from slipstream.errors import ConfigError, LoadError
 from slipstream.kernels.cuda.device import has_device
 from slipstream.kernels.ops import Backend
+from slipstream.models.arch import Arch
 from slipstream.models.loading import open_model, resolve_model
-from slipstream.models.loading.assistant import read_assistant
+from slipstream.models.loading.assistant import Assistant, read_assistant
 from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import load_profile, passes_sentinel
 
@@ -60,15 +59,11 @@ def load(
         overrides = dataclasses.asdict(config) | overrides
     config = EngineConfig.from_env(None if config is None else {}, **overrides)
     file = open_model(resolve_model(os.fspath(model)))
-    folder = assistant_folder(config, file.fingerprint)
-    assistant = None
-    if folder is not None:
-        assistant = read_assistant(folder, file.arch, file.fingerprint)
-    target = build_target(
-        file.arch, choose_backend(config), file.load_weights, config, assistant=assistant
-    )
+    backend = choose_backend(config)
+    assistant, key = choose_assistant(config, file.arch, file.fingerprint, backend)
+    target = build_target(file.arch, backend, file.load_weights, config, assistant=assistant)
     pairing = Pairing.fresh(config, choose_drafters(config, target))
-    learn(pairing, target, config, file.fingerprint, drafter=drafter_key(folder))
+    learn(pairing, target, config, file.fingerprint, assistant=key)
     return Engine(
         target,
         file.tokenizer,
@@ -80,13 +75,13 @@ def load(
 
 
 def learn(
-    pairing: Pairing, target: Target, config: EngineConfig, fingerprint: str, *, drafter: str = ""
+    pairing: Pairing, target: Target, config: EngineConfig, fingerprint: str, *, assistant: str = ""
 ) -> None:
     """Give a pairing's policy its first costs: those of its profile if they still hold, else timed.
 
     Args:
         fingerprint: tells model files apart.
-        drafter: tells drafters apart, n-gram lookup where it is empty.
+        assistant: tells assistants apart, "" for none.
     """
     policy = pairing.policy
     if policy is None:
@@ -95,7 +90,7 @@ def learn(
     widest = room(target, budget)
     if config.profile == "on":
         pairing.folder = profile_folder()
-        pairing.key = profile_key(target.backend, fingerprint, config, drafter=drafter)
+        pairing.key = profile_key(target.backend, fingerprint, config, assistant=assistant)
     counts = row_counts(policy, config.max_num_seqs, widest)
     with idle_forwards(target, budget, max(counts)) as forwards:
         if pairing.folder is not None and pairing.key is not None:
@@ -155,40 +150,63 @@ def choose_backend(config: EngineConfig) -> Backend:
     return backend
 
 
-def assistant_folder(config: EngineConfig, fingerprint: str) -> Path | None:
-    """Return the folder of the assistant that a config asks for, None for none.
+def choose_assistant(
+    config: EngineConfig, arch: Arch, fingerprint: str, backend: Backend
+) -> tuple[Assistant | None, str]:
+    """Return the assistant that a config asks for, None for none, and what tells it apart.
+
+    "auto" takes the one that is shipped for the target, on the cpu: on a GPU its drafts were never
+    measured. One that is damaged is no reason not to start then: one line in the log says so.
 
     Args:
         fingerprint: the target's.
 
     Raises:
-        LoadError: no assistant is shipped for the target.
+        LoadError: no assistant is shipped for the target, or it cannot be read.
+        MismatchError: it was made for another target.
     """
-    if is_path(config.drafter):
-        return Path(config.drafter)
-    if config.drafter != "assistant":
-        return None
-    folder = shipped_assistant(fingerprint)
+    is_auto = config.drafter == "auto"
+    if is_auto and backend.name != "cpu":
+        return None, ""
+    if config.drafter in ("auto", "assistant"):
+        folder = shipped_assistant(fingerprint)
+        if folder is None and not is_auto:
+            raise LoadError(
+                "no assistant is shipped for this model",
+                hint="name the folder of one as drafter, or use drafter ngram",
+            )
+    else:
+        folder = Path(config.drafter) if is_path(config.drafter) else None
     if folder is None:
-        raise LoadError(
-            "no assistant is shipped for this model",
-            hint="name the folder of one as drafter, or use drafter ngram",
-        )
-    return folder
+        return None, ""
+    try:
+        return read_assistant(folder, arch, fingerprint), assistant_key(folder)
+    except (LoadError, OSError) as error:
+        if not is_auto:
+            raise
+        _log.warning("the assistant that is shipped for this model is not used: %s", error)
+        return None, ""
 
 
-def choose_drafters(config: EngineConfig, target: Target) -> list[Callable[[], Drafter]]:
-    """Return what makes drafters for each request; "auto" is the free n-gram lookup.
+def choose_drafters(config: EngineConfig, target: Target) -> list[MakeDrafter]:
+    """Return what makes drafters for each request.
+
+    "auto" is n-gram lookup, which is free, and the target's assistant where there is one; each
+    round drafts with the one that makes it faster.
 
     Raises:
         ConfigError: k asks for more than the drafter can propose.
     """
+    if config.drafter == "none":
+        return []
     head = target.head
-    if head is not None:
-        if isinstance(config.k, int) and config.k > head.max_k:
-            raise ConfigError(f"k must be in [0, {head.max_k}] with this drafter, got {config.k}")
-        return [head.drafter]
-    return [] if config.drafter == "none" else [NGramDrafter]
+    if head is None:
+        return [NGramDrafter]
+    if config.drafter == "auto":
+        return [NGramDrafter, head.drafter]
+    if isinstance(config.k, int) and config.k > head.max_k:
+        raise ConfigError(f"k must be in [0, {head.max_k}] with this drafter, got {config.k}")
+    return [head.drafter]
 
 
 def _cuda(config: EngineConfig) -> Backend:
