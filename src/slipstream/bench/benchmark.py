@@ -205,7 +205,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
 
 
 def _drafts_of(model: Model, asked: str) -> str:
-    """Return what reports call the drafts: the drafters' names, or what they were scripted to do."""
+    """Return what reports call the drafts: the drafters' names, or what is scripted."""
     if asked.startswith(PREFIX):
         return asked
     return "+".join(make_drafter().name for make_drafter in model.make_drafters)
