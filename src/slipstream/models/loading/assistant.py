@@ -1,0 +1,328 @@
+"""Checkpoints of an assistant: the small head that drafts from its target's own KV.
+
+A folder holds `config.json`, which describes the head and the target that it was made for, and
+`model.safetensors`. Everything is checked before anything is used: each key known and present, each
+tensor of the shape that the configuration implies, `vocab_map` ascending, and the target the very
+one that the head was trained on. The free-form block "training" is for readers and not looked at.
+How tensors are stored is said in `models.loading.assistant_tensors`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import LoadError, MismatchError
+from slipstream.models.arch import Arch
+from slipstream.models.loading.assistant_tensors import GROUP, I32, load_tensors, save_tensors
+from slipstream.models.weights import F32, Tensor
+
+TYPE, VERSION = "slipstream-assistant", 1
+CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
+_MAX_WIDTH, _MAX_LAYERS, _MAX_DRAFTED = 1 << 20, 64, 15  # wider than any head, or than a round
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistantTarget:
+    """The target that a head belongs to; every field must equal the served model's.
+
+    Attributes:
+        hash: the model file's fingerprint.
+        others: as in `Arch`.
+    """
+
+    hash: str
+    family: str
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+
+    @classmethod
+    def of(cls, arch: Arch, fingerprint: str) -> AssistantTarget:
+        """Describe a model."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "hash"]
+        return cls(hash=fingerprint, **{name: getattr(arch, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistantConfig:
+    """Shape of a head.
+
+    Attributes:
+        target: what it was made for.
+        hidden_size: its own width D.
+        num_heads: query heads, a multiple of the target's KV heads.
+        ffn_size: width F of its gated MLPs.
+        feature_layers: after how many of the target's layers each feature is taken, 1 to L.
+        kv_layers: the target layer, from 0, whose KV each of the head's layers attends to.
+        draft_vocab_size: W, tokens that it can draft.
+        max_k: the most tokens that it may be asked to draft in a round.
+        bits: 4 or 8, the width of a quantized matrix' codes; None where matrices are dense.
+    """
+
+    target: AssistantTarget
+    hidden_size: int
+    num_heads: int
+    ffn_size: int
+    feature_layers: tuple[int, ...]
+    kv_layers: tuple[int, ...]
+    draft_vocab_size: int
+    max_k: int
+    bits: int | None
+
+    @property
+    def q_size(self) -> int:
+        """Columns of a layer's queries."""
+        return self.num_heads * self.target.head_dim
+
+    def vector_shapes(self) -> dict[str, tuple[int]]:
+        """Return name and shape of each norm weight."""
+        hidden, own = (self.target.hidden_size,), (self.hidden_size,)
+        shapes = {f"features.{i}.norm": hidden for i in range(len(self.feature_layers))}
+        shapes |= {"embed.norm": hidden, "state.norm": own, "norm": own}
+        for n in range(len(self.kv_layers)):
+            shapes |= {f"layers.{n}.attn_norm": own, f"layers.{n}.ffn_norm": own}
+        return shapes
+
+    def matrix_shapes(self) -> dict[str, tuple[int, int]]:
+        """Return name and shape (outputs, inputs) of each matrix."""
+        hidden, own, ffn = self.target.hidden_size, self.hidden_size, self.ffn_size
+        shapes = {f"features.{i}.weight": (own, hidden) for i in range(len(self.feature_layers))}
+        shapes |= {"embed.weight": (own, hidden), "state.weight": (own, own)}
+        for n in range(len(self.kv_layers)):
+            shapes |= {
+                f"layers.{n}.q": (self.q_size, own),
+                f"layers.{n}.attn_out": (own, self.q_size),
+                f"layers.{n}.gate": (ffn, own),
+                f"layers.{n}.up": (ffn, own),
+                f"layers.{n}.down": (own, ffn),
+            }
+        return shapes | {"output": (self.draft_vocab_size, own), "post": (own, own)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assistant:
+    """A checkpoint's content.
+
+    Attributes:
+        config: its shape.
+        tensors: norm weights and matrices, named as `vector_shapes` and `matrix_shapes` say.
+        vocab_map: int32 of shape (W,), the ascending target ids of the draft vocabulary.
+    """
+
+    config: AssistantConfig
+    tensors: Mapping[str, Tensor]
+    vocab_map: I32
+
+
+def read_assistant(path: str | os.PathLike[str], arch: Arch, fingerprint: str) -> Assistant:
+    """Read a checkpoint for a target.
+
+    Args:
+        path: the folder.
+        arch: the target's decoder.
+        fingerprint: the target's `ModelFile.fingerprint`.
+
+    Raises:
+        LoadError: the folder is missing or damaged, or a key or tensor is not as it must be.
+        MismatchError: it was made for another target; both values are named.
+    """
+    path = Path(path)
+    try:
+        config = _read_config(path / CONFIG_FILE)
+        _check_target(config.target, AssistantTarget.of(arch, fingerprint))
+        tensors, vocab_map = load_tensors(
+            path / TENSORS_FILE, config.vector_shapes(), config.matrix_shapes(), config.bits
+        )
+        _check_vocab_map(vocab_map, config)
+    except LoadError as error:
+        raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
+    return Assistant(config=config, tensors=tensors, vocab_map=vocab_map)
+
+
+def write_assistant(
+    path: str | os.PathLike[str],
+    config: AssistantConfig,
+    tensors: Mapping[str, F32],
+    vocab_map: I32,
+    training: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint; matrices are rounded to `config.bits`, or to float16 where that is None.
+
+    Args:
+        path: the folder; it is made.
+        tensors: float32, named and shaped as `vector_shapes` and `matrix_shapes` say.
+        vocab_map: ascending target ids of shape (W,).
+        training: how the head was made, kept in the configuration.
+
+    Raises:
+        LoadError: a tensor is missing, unknown, misshapen or holds an infinity or NaN.
+    """
+    path = Path(path)
+    check_config(config)
+    _check_vocab_map(vocab_map, config)
+    path.mkdir(parents=True, exist_ok=True)
+    save_tensors(
+        path / TENSORS_FILE,
+        tensors,
+        config.vector_shapes(),
+        config.matrix_shapes(),
+        vocab_map,
+        config.bits,
+    )
+    fields = dataclasses.asdict(config)
+    bits = fields.pop("bits")
+    quantization = None if bits is None else {"bits": bits, "group": GROUP}
+    block = {"type": TYPE, "version": VERSION, **fields, "quantization": quantization}
+    if training is not None:
+        block["training"] = dict(training)
+    text = json.dumps(block, indent=1, allow_nan=False)
+    (path / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _read_config(path: Path) -> AssistantConfig:
+    try:
+        block = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LoadError(f"{path.name} is missing", hint="name an assistant's folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(block, dict) or block.get("type") != TYPE:
+        got = block.get("type") if isinstance(block, dict) else type(block).__name__
+        raise LoadError(f"{path.name}: type must be {TYPE!r}, got {got!r}")
+    if block.get("version") != VERSION or isinstance(block["version"], bool):
+        raise LoadError(f"{path.name}: version must be {VERSION}, got {block.get('version')!r}")
+    fields = {field.name for field in dataclasses.fields(AssistantConfig)} - {"bits"}
+    block = {key: value for key, value in block.items() if key != "training"}
+    _check_keys(block, fields | {"type", "version", "quantization"}, "")
+    config = AssistantConfig(
+        target=_read_target(block["target"]),
+        hidden_size=_int(block, "hidden_size", 1, _MAX_WIDTH),
+        num_heads=_int(block, "num_heads", 1, _MAX_WIDTH),
+        ffn_size=_int(block, "ffn_size", 1, _MAX_WIDTH),
+        feature_layers=_ints(block, "feature_layers"),
+        kv_layers=_ints(block, "kv_layers"),
+        draft_vocab_size=_int(block, "draft_vocab_size", 1, 1 << 31),
+        max_k=_int(block, "max_k", 1, _MAX_DRAFTED),
+        bits=_read_bits(block["quantization"]),
+    )
+    check_config(config)
+    return config
+
+
+def check_config(config: AssistantConfig) -> None:
+    """Refuse a shape that no head of its target can have.
+
+    Raises:
+        LoadError: two values contradict each other; both are named.
+    """
+    target = config.target
+    if config.num_heads % target.num_kv_heads:
+        raise LoadError(
+            f"num_heads must be a multiple of the target's {target.num_kv_heads} KV heads, "
+            f"got {config.num_heads}"
+        )
+    for name, low, high in (("feature_layers", 1, 0), ("kv_layers", 0, -1)):
+        high += target.num_layers
+        layers = getattr(config, name)
+        if not 1 <= len(layers) <= _MAX_LAYERS or not all(low <= x <= high for x in layers):
+            raise LoadError(
+                f"{name} must be 1 to {_MAX_LAYERS} numbers in [{low}, {high}], got {list(layers)}"
+            )
+    if config.draft_vocab_size > target.vocab_size:
+        raise LoadError(
+            f"draft_vocab_size must be at most the target's {target.vocab_size}, "
+            f"got {config.draft_vocab_size}"
+        )
+    if config.bits is None:
+        return
+    for name, (_, inputs) in config.matrix_shapes().items():
+        if inputs % GROUP:
+            raise LoadError(f"{name}: inputs must be a multiple of {GROUP}, got {inputs}")
+
+
+def _read_target(block: Any) -> AssistantTarget:
+    if not isinstance(block, dict):
+        raise LoadError(f"target must be an object, got {type(block).__name__}")
+    _check_keys(block, {field.name for field in dataclasses.fields(AssistantTarget)}, "target.")
+    for key in ("hash", "family"):
+        if not isinstance(block[key], str):
+            raise LoadError(f"target.{key} must be a string, got {block[key]!r}")
+    for key in ("rope_theta", "norm_eps"):
+        value = block[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise LoadError(f"target.{key} must be a number above 0, got {value!r}")
+        if not math.isfinite(value):
+            raise LoadError(f"target.{key} must be finite, got {value!r}")
+    for key in ("hidden_size", "num_layers", "vocab_size", "num_kv_heads", "head_dim"):
+        _int(block, key, 1, 1 << 31, "target.")
+    return AssistantTarget(**block)
+
+
+def _read_bits(block: Any) -> int | None:
+    if block is None:
+        return None
+    if block not in ({"bits": 4, "group": GROUP}, {"bits": 8, "group": GROUP}):
+        raise LoadError(
+            f"quantization must be null or bits 4 or 8 in groups of {GROUP}, got {block!r}"
+        )
+    return int(block["bits"])
+
+
+def _check_keys(block: Mapping[str, Any], known: set[str], prefix: str) -> None:
+    for key in sorted(known - block.keys()):
+        raise LoadError(f"{CONFIG_FILE}: {prefix}{key} is missing")
+    for key in sorted(block.keys() - known):
+        raise LoadError(
+            f"{CONFIG_FILE}: {prefix}{key} is unknown; known are {', '.join(sorted(known))}"
+        )
+
+
+def _int(block: Mapping[str, Any], key: str, low: int, high: int, prefix: str = "") -> int:
+    value = block[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise LoadError(f"{prefix}{key} must be an integer in [{low}, {high}], got {value!r}")
+    return value
+
+
+def _ints(block: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    value = block[key]
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise LoadError(f"{key} must be a list of integers, got {value!r}")
+    return tuple(value)
+
+
+def _check_target(made_for: AssistantTarget, served: AssistantTarget) -> None:
+    # The hash last: a difference of shape says more.
+    names = [field.name for field in dataclasses.fields(AssistantTarget)]
+    for name in [*names[1:], names[0]]:
+        ours, theirs = getattr(made_for, name), getattr(served, name)
+        if ours != theirs:
+            raise MismatchError(
+                f"the assistant was made for a target with {name} {ours!r}, this one has "
+                f"{theirs!r}",
+                hint="make one for this model: slipstream distill MODEL --out DIR",
+            )
+
+
+def _check_vocab_map(ids: I32, config: AssistantConfig) -> None:
+    if ids.dtype != np.int32 or ids.shape != (config.draft_vocab_size,):
+        raise LoadError(
+            f"vocab_map must be int32 of shape [{config.draft_vocab_size}], "
+            f"got {ids.dtype} of shape {list(ids.shape)}"
+        )
+    last = config.target.vocab_size - 1
+    if ids[0] < 0 or ids[-1] > last or (np.diff(ids) <= 0).any():
+        raise LoadError(f"vocab_map must ascend within [0, {last}]")
