@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli import bench, chat, generate, info, profile, pull, serve, simulate
+from slipstream.cli import bench, chat, distill, generate, info, profile, pull, serve, simulate
 from slipstream.cli.failures import report_failure
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ app.command()(info.info)
 app.command()(profile.profile)
 app.command()(bench.bench)
 app.command()(simulate.simulate)
+app.command()(distill.distill)
 
 
 def _print_version(wanted: bool) -> None:

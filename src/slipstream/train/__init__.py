@@ -1,0 +1,1 @@
+"""Distilling an assistant drafter from a model: its own conversations in, a checkpoint out."""
