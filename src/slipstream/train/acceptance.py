@@ -7,7 +7,7 @@ rounds of a reply follow by walking from anchor to anchor: exact, without a veri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.train.head import Head, Weights
-from slipstream.train.target import TargetModel
+from slipstream.train.target import TargetModel, logits_of
 
 CHUNK_TOKENS = 1 << 15  # of one forward: the logits of a draft step take 0.5 GB at W = 8192
 
@@ -49,6 +49,14 @@ class Rounds:
     def __add__(self, other: Rounds) -> Rounds:
         pairs = zip(self.accepted, other.accepted, strict=True)
         return Rounds(accepted=tuple(a + b for a, b in pairs))
+
+
+def chunks(ids: Tensor) -> Iterator[list[int]]:
+    """Yield row numbers of forwards of one size; what the last lacks repeats its own last row."""
+    size = min(max(CHUNK_TOKENS // ids.shape[1], 1), len(ids))
+    for start in range(0, len(ids), size or 1):
+        rows = list(range(start, min(start + size, len(ids))))
+        yield rows + rows[-1:] * (size - len(rows))
 
 
 @torch.no_grad()
@@ -89,10 +97,9 @@ def accepted_drafts(
         cos, sin = (table[1 + j : 1 + j + num_anchors] for table in (target.cos, target.sin))
         embedded = head.embed(weights, target, tokens)
         y, state = head.step(weights, state, embedded, trace, cos, sin)
-        logits = F.linear(y, weights["output"])
+        logits = logits_of(y, weights["output"])
         if temperatures is not None and noise is not None:
-            drawn = noise(2 + j, 2 + j + num_anchors)
-            logits = logits.float() + temperatures[:, None, None] * drawn
+            logits.addcmul_(temperatures[:, None, None], noise(2 + j, 2 + j + num_anchors))
         tokens = vocab_map[logits.argmax(2)]
         alive = alive & (tokens == beyond[:, 2 + j : 2 + j + num_anchors])
         accepted += alive
@@ -147,12 +154,11 @@ def judge(
         replies: bool of shape (B, T).
     """
     total = Rounds(accepted=(0,) * (k + 1))
-    rows = max(CHUNK_TOKENS // ids.shape[1], 1)
-    for start in range(0, len(ids), rows):
-        part = ids[start : start + rows].to(target.device, torch.long)
+    spans = reply_spans(replies)
+    for rows in chunks(ids):
+        part = ids[rows].to(target.device, torch.long)
         accepted = accepted_drafts(head, weights, target, vocab_map, part, k).cpu().tolist()
-        spans = reply_spans(replies[start : start + rows])
-        for row, own in zip(accepted, spans, strict=True):
+        for row, own in zip(accepted, (spans[i] for i in dict.fromkeys(rows)), strict=False):
             for first, last in own:
                 if first:  # a reply with no token before it has no feature to draft from
                     total += walk_rounds(row, first, last, k)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from slipstream.train.acceptance import (
-    CHUNK_TOKENS,
     Rounds,
     accepted_drafts,
+    chunks,
     reply_spans,
     walk_rounds,
 )
@@ -103,17 +103,13 @@ def judge_replies(
     """Return, for each category, the rounds at each k from 1 to `max_k`."""
     found: dict[str, dict[int, Rounds]] = {}
     for replies in written:
-        rows = max(CHUNK_TOKENS // replies.ids.shape[1], 1)
-        for start in range(0, len(replies.ids), rows):
-            part = slice(start, start + rows)
-            accepted = _accepted(head, weights, target, vocab_map, replies, part, max_k)
-            for row, prompt, (first, last) in zip(
-                accepted.tolist(), replies.prompts[part], replies.spans[part], strict=True
-            ):
-                own = found.setdefault(prompt.category, {})
+        for rows in chunks(replies.ids):
+            accepted = _accepted(head, weights, target, vocab_map, replies, rows, max_k).tolist()
+            for row, number in zip(accepted, dict.fromkeys(rows), strict=False):
+                own = found.setdefault(replies.prompts[number].category, {})
                 for k in range(1, max_k + 1):
                     none = Rounds(accepted=(0,) * (k + 1))
-                    own[k] = own.get(k, none) + walk_rounds(row, first, last, k)
+                    own[k] = own.get(k, none) + walk_rounds(row, *replies.spans[number], k)
     return found
 
 
@@ -123,17 +119,17 @@ def _accepted(
     target: TargetModel,
     vocab_map: Tensor,
     replies: Replies,
-    part: slice,
+    rows: Sequence[int],
     k: int,
 ) -> Tensor:
-    ids = replies.ids[part].to(target.device)
+    ids = replies.ids[rows].to(target.device)
     if not replies.temperature:
         return accepted_drafts(head, weights, target, vocab_map, ids, k)
     batch, size = len(replies.ids), target.arch.vocab_size
 
     def noise(first: int, last: int) -> Tensor:
         drawn = (
-            gumbel(batch, size, replies.seed + position, target.device)[part][:, vocab_map]
+            gumbel(batch, size, replies.seed + position, target.device)[rows][:, vocab_map]
             for position in range(first, last)
         )
         return torch.stack(list(drawn), 1)

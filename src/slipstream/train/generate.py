@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from slipstream.train.target import TargetModel
+from slipstream.train.target import TargetModel, logits_of
 from slipstream.train.turns import TurnScript
 
 USER, REPLY = 0, 1
@@ -90,7 +90,7 @@ def converse(
         hidden = cache.step(given[:, position], position)
         if position + 1 < shortest:
             continue
-        logits = F.linear(hidden, target.output).float() + turns.barred
+        logits = logits_of(hidden, target.output).add_(turns.barred)
         drawn = logits.addcmul_(
             turns.temperature()[:, None],
             gumbel(batch, logits.shape[1], seed + position + 1, device),

@@ -39,7 +39,7 @@ class Recipe:
     unroll: int = _setting(4, "draft steps that are trained", 1, 15)
     learning_rate: float = _setting(2e-3, "its peak", 1e-9, 1.0)
     user_weight: float = _setting(0.25, "weight of the user's tokens, a reply's being 1", 0, 1)
-    hard: float = _setting(0.0, "share of the loss on the token itself, not the distribution", 0, 1)
+    survival: float = _setting(0.8, "how much a step's weight follows the chance to reach it", 0, 1)
     quantize_from: float = _setting(0.8, "part of the steps after which weights are rounded", 0, 1)
 
     def __post_init__(self) -> None:

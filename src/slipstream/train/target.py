@@ -180,6 +180,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     return joined.to(x.dtype)
 
 
+def logits_of(hidden: Tensor, matrix: Tensor) -> Tensor:
+    """Return float32 logits of shape (..., N) from (..., H) and (N, H); 16 bits would make ties."""
+    if hidden.device.type != "cuda":
+        return F.linear(hidden, matrix).float()
+    rows = torch.mm(hidden.flatten(0, -2), matrix.t(), out_dtype=torch.float32)
+    return rows.view(*hidden.shape[:-1], -1)
+
+
 def load_target(
     file: ModelFile, *, device: torch.device, dtype: torch.dtype, max_len: int
 ) -> TargetModel:

@@ -28,7 +28,7 @@ from slipstream.train.target import TargetModel
 
 _WARM_UP = 100  # steps
 _JUDGED_K = 4
-HELD_OUT = 64  # conversations of each shard that no step sees, at most one in eight
+HELD_OUT = 32  # conversations of each shard that no step sees, at most one in eight
 
 Report = Callable[[str, float], None]
 
@@ -58,7 +58,7 @@ class Trainer:
         weights = first_weights(head.config, target, self.vocab_map, recipe.seed)
         self.weights = {name: value.requires_grad_() for name, value in weights.items()}
         self._optimizer = Optimizer(self.weights, by_adam=("output",))
-        self._objective = Objective(head, target, self.vocab_map, recipe.unroll, recipe.hard)
+        self._objective = Objective(head, target, self.vocab_map, recipe.unroll, recipe.survival)
         self.step = 0
         self.history: list[dict[str, Any]] = []
         self._resume()
