@@ -1,9 +1,11 @@
 """The text that a head learns from, written by its target and kept in shards.
 
-A shard is a batch of conversations in one safetensors file. Three in four shards begin with a
-request, the fourth with documents: texts of earlier shards, put before the model again. A shard
-depends on the seed, its number and the shards before it, and appears under its name only once it
-is whole; so a run that was stopped goes on with the next one.
+A shard is a batch of conversations in one safetensors file. In three of four shards the model
+writes both sides. The fourth is put together of such text, twice as long: documents, something to
+do about them, and replies that are sentences of the document. They teach copying from far back, and
+since the head learns the target's distribution over a text, that text need not be the target's
+reply. A shard depends on the seed, its number and the shards before it, and appears under its name
+only once it is whole; so a run that was stopped goes on with the next one.
 
 Replies are drawn at temperatures from 0 to 1, more of them at 0, which is where most are served.
 """
@@ -24,16 +26,16 @@ from torch import Tensor
 
 from slipstream.errors import LoadError
 from slipstream.models.loading import ModelFile
-from slipstream.train.generate import REPLY, USER, Opening, converse
-from slipstream.train.openings import SYSTEMS, document_request, request
+from slipstream.train.generate import USER, Opening, converse
+from slipstream.train.openings import SYSTEMS, document_request, excerpt, request
 from slipstream.train.recipe import Recipe
 from slipstream.train.target import TargetModel
-from slipstream.train.turns import read_script, user_frame
+from slipstream.train.turns import TurnScript, read_script, user_frame
 
 REPLY_TEMPERATURES = (0.0, 0.0, 0.0, 0.3, 0.7, 1.0)
 _USER_TEMPERATURES = (0.6, 0.8, 1.0)
 _DOCUMENTS_EVERY = 4
-_TEXT_ROWS = 512  # conversations of a shard whose replies become documents
+_TEXT_ROWS = 2048  # conversations of a shard whose replies become documents
 _POSITIONS = 1 << 32  # noise seeds of a shard, one a position
 
 
@@ -70,16 +72,22 @@ def write_shards(
         chance = random.Random(f"{recipe.seed} {number}")
         with_documents = number % _DOCUMENTS_EVERY == _DOCUMENTS_EVERY - 1
         if with_documents:
-            count, length = max(recipe.conversations // 2, 1), 2 * recipe.length
             texts = list(_texts(folder, file, recipe, range(number), chance))
-            openings = [_document(file, frames[""], texts, chance, length) for _ in range(count)]
-        else:
-            count, length = recipe.conversations, recipe.length
-            openings = [_request(file, frames, chance, length) for _ in range(count)]
+            count, length = max(recipe.conversations // 2, 1), 2 * recipe.length
+            together = [
+                _documents(file, script, frames[""], texts, chance, length) for _ in range(count)
+            ]
+            ids, replies = (torch.tensor(part) for part in zip(*together, strict=True))
+            _save(path, ids, replies, torch.ones(count))
+            continue
+        openings = [
+            _request(file, frames, chance, recipe.length) for _ in range(recipe.conversations)
+        ]
         seed = (recipe.seed << 20 | number) * _POSITIONS & (1 << 62) - 1
         stage = f"shard {number + 1} of {recipe.shards}"
-        written = converse(target, script, openings, length, seed, partial(report, stage))
-        _save(path, written.ids, written.replies, openings)
+        written = converse(target, script, openings, recipe.length, seed, partial(report, stage))
+        temperatures = torch.tensor([item.temperatures[1] for item in openings])
+        _save(path, written.ids, written.replies, temperatures)
 
 
 def read_shard(path: Path) -> Shard:
@@ -101,14 +109,14 @@ def read_shard(path: Path) -> Shard:
         ) from error
 
 
-def _save(path: Path, ids: Tensor, replies: Tensor, openings: Sequence[Opening]) -> None:
+def _save(path: Path, ids: Tensor, replies: Tensor, temperatures: Tensor) -> None:
     is_narrow = int(ids.max()) < 1 << 16
     stored = {
         "ids" if is_narrow else "wide_ids": ids.cpu().to(
             torch.uint16 if is_narrow else torch.int32
         ),
         "replies": replies.cpu().to(torch.uint8),
-        "temperatures": torch.tensor([item.temperatures[1] for item in openings]),
+        "temperatures": temperatures,
     }
     unfinished = path.with_suffix(".partial")
     save_file(stored, unfinished)
@@ -130,27 +138,26 @@ def _request(
     )
 
 
-def _document(
+def _documents(
     file: ModelFile,
+    script: TurnScript,
     frame: tuple[str, str],
     texts: Sequence[str],
     chance: random.Random,
     length: int,
-) -> Opening:
-    """Return a conversation about one to four texts that leaves room for a reply."""
-    count = chance.choice((1, 1, 2, 3, 4))
-    for taken in range(count, 0, -1):
-        chosen = [chance.choice(texts) for _ in range(taken)]
-        content = document_request(chance, chosen)
-        ids = file.tokenizer.encode(frame[0] + content + frame[1], parse_special=True)
-        if len(ids) <= length * 3 // 4:
-            break
-    return Opening(
-        ids=ids[: length * 3 // 4],
-        role=REPLY,
-        temperatures=(chance.choice(_USER_TEMPERATURES), chance.choice(REPLY_TEMPERATURES)),
-        limits=(length // 8, _reply_limit(chance, length // 2)),
-    )
+) -> tuple[list[int], list[bool]]:
+    """Return ids and reply mask of a conversation about documents, `length` tokens long."""
+    encode = partial(file.tokenizer.encode, parse_special=False)
+    ids = file.tokenizer.encode(frame[0], parse_special=True)
+    is_reply = [False] * len(ids)
+    while len(ids) < length:
+        chosen = [chance.choice(texts) for _ in range(chance.choice((1, 1, 2, 3, 4)))]
+        asked = [*encode(document_request(chance, chosen)), *script.to_reply]
+        answer = [*encode(excerpt(chance, chance.choice(chosen))), script.to_user[0]]
+        ids += [*asked, *answer, *script.to_user[1:]]
+        is_reply += [False] * len(asked) + [True] * len(answer)
+        is_reply += [False] * (len(script.to_user) - 1)
+    return ids[:length], is_reply[:length]
 
 
 def _reply_limit(chance: random.Random, length: int) -> int:
@@ -167,7 +174,10 @@ def _texts(
         edges = torch.diff(shard.replies[row].int(), prepend=torch.zeros(1, dtype=torch.int32))
         starts, ends = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
         for start, end in zip(starts.tolist(), ends.tolist(), strict=False):
-            text = file.tokenizer.decode(shard.ids[row, start:end].tolist()).strip()
-            if end - start >= recipe.length // 12 and text:
+            ids = shard.ids[row, start:end].tolist()
+            if len(ids) < recipe.length // 12 or len(set(ids)) * 3 < len(ids):
+                continue  # too short, or a reply that went round in circles
+            text = file.tokenizer.decode(ids).strip()
+            if text:
                 yield text
     yield "Nothing was written."

@@ -36,7 +36,7 @@ from slipstream.train.turns import read_script
 from slipstream.train.vocabulary import choose_vocabulary, count_tokens
 
 _STATE = "training-state.safetensors"
-_CHECKS = 20  # looks at the held-out text, and states kept, over a run
+_CHECKS = 10  # looks at the held-out text, and states kept, over a run
 _ROOM = 256  # positions beyond a conversation that rotations are tabulated for
 REPLY_TOKENS = 128  # of a reply to a given prompt
 

@@ -116,7 +116,8 @@ def first_weights(
     """Draw a head's weights, float32 on the target's device.
 
     Where shapes allow, a layer starts as the target's own layer whose KV it reads, so that its
-    queries fit the keys, the output as the target's own rows, and the embedding as it is.
+    queries fit the keys, a narrower MLP with the first of its neurons, the output as the target's
+    own rows, and the embedding as it is.
     """
     generator = torch.Generator().manual_seed(seed)
     weights = {name: torch.ones(shape) for name, shape in config.vector_shapes().items()}
@@ -128,7 +129,7 @@ def first_weights(
         taken["embed.weight"] = torch.eye(config.hidden_size)
     for n, m in enumerate(config.kv_layers):
         layer, at = target.layers[m], f"layers.{n}."
-        gate, up = layer.gate_up.chunk(2)
+        gate, up = (matrix[: config.ffn_size] for matrix in layer.gate_up.chunk(2))
         taken |= {
             f"{at}attn_norm": layer.attn_norm,
             f"{at}q": layer.qkv[: target.arch.num_heads * target.arch.head_dim],
@@ -136,7 +137,7 @@ def first_weights(
             f"{at}ffn_norm": layer.ffn_norm,
             f"{at}gate": gate,
             f"{at}up": up,
-            f"{at}down": layer.down,
+            f"{at}down": layer.down[:, : config.ffn_size],
         }
     for name, value in taken.items():
         if value.shape == weights[name].shape:

@@ -12,6 +12,7 @@ All of it is written for this purpose; nothing is taken from a test set.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 SYSTEMS = (
@@ -127,3 +128,14 @@ def document_request(chance: random.Random, texts: Sequence[str]) -> str:
     task = chance.choice(TASKS).replace("[]", chance.choice(names))
     before, _, after = task.partition("{}")
     return before + text + after
+
+
+def excerpt(chance: random.Random, text: str) -> str:
+    """Draw what a reply copies of a text: its beginning, a sentence or two, or all of it."""
+    sentences = re.split(r"(?<=[.!?:\n])\s+", text)
+    kind = chance.random()
+    if kind < 0.2:
+        return text
+    count = chance.randint(1, 3)
+    first = 0 if kind < 0.5 else chance.randrange(len(sentences))
+    return " ".join(sentences[first : first + count])
