@@ -34,9 +34,7 @@ def test_loss_and_gradient_are_those_of_plain_torch(survival: float) -> None:
     for j in range(UNROLL):
         rows = slice(1 + j, 1 + j + num_anchors)
         embedded = head.embed(weights, target, ids[:, rows])
-        y, state = head.step(
-            weights, state, embedded, trace, target.cos[rows], target.sin[rows]
-        )
+        y, state = head.step(weights, state, embedded, trace, target.cos[rows], target.sin[rows])
         log_chances = F.linear(y, weights["output"]).log_softmax(-1)
         for row in range(2):
             for i in range(num_anchors):

@@ -61,7 +61,13 @@ def random_ids(batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 def drafts_one_by_one(
-    head: Head, weights: Weights, target: TargetModel, vocab_map: Tensor, ids: Tensor, p: int, k: int
+    head: Head,
+    weights: Weights,
+    target: TargetModel,
+    vocab_map: Tensor,
+    ids: Tensor,
+    p: int,
+    k: int,
 ) -> list[int]:
     """Draft from the anchor at position p of one sequence, in float64, as the format defines it."""
     arch, config = target.arch, head.config
