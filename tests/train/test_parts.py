@@ -75,7 +75,8 @@ def test_copying_scores_are_shares_and_the_best_layers_are_taken() -> None:
     scores = copying_scores(tiny_target())
     assert len(scores) == ARCH.num_layers
     assert all(0 <= score <= 1 for score in scores)
-    assert choose_kv_layers([0.1, 0.8, 0.2, 0.3]) == (1, 3)
+    assert choose_kv_layers([0.0] * 17 + [0.8] + [0.5] * 12) == (17, 20, 24, 28)
+    assert choose_kv_layers([0.1, 0.8, 0.2, 0.3]) == (1, 2)
     assert choose_kv_layers([0.1, 0.8]) == (1,)
     assert choose_feature_layers(30) == (10, 20, 30)
     assert choose_feature_layers(1) == (1,)

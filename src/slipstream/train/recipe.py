@@ -1,8 +1,8 @@
 """What a distillation does: every number that decides the result, each with one default.
 
-Two runs of one recipe on one machine make the same checkpoint. The defaults are those of the
-checkpoint shipped for SmolLM2-135M; docs/benchmark_results/assistant-smollm2.md says what else was
-tried.
+Two runs of one recipe on a CPU make the same checkpoint; on a GPU, sums in another order tell them
+apart. docs/benchmark_results/assistant-smollm2.md says what the shipped checkpoint was made with
+and what else was tried.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Recipe:
     """Settings of one distillation; each is a flag of `slipstream distill`."""
 
     seed: int = _setting(0, "seeds the conversations, the first weights and the order", 0)
-    shards: int = _setting(12, "batches of conversations to write", 2)
+    shards: int = _setting(8, "batches of conversations to write", 2)
     conversations: int = _setting(4096, "conversations of a batch", 2)
     length: int = _setting(640, "tokens of a conversation; a document has twice as many", 32)
     hidden_size: int = _setting(0, "width of the head; 0 takes the target's", 0, 1 << 16)
@@ -34,8 +34,8 @@ class Recipe:
     draft_vocab_size: int = _setting(8192, "tokens that it can draft")
     bits: int = _setting(4, "bits of its matrices: 4, 8, or 0 for float16", 0, 8)
     max_k: int = _setting(8, "the most tokens that it may be asked for", 1, 15)
-    steps: int = _setting(10000, "training steps", 2)
-    batch_tokens: int = _setting(30720, "tokens of a training step", 32)
+    steps: int = _setting(4000, "training steps", 2)
+    batch_tokens: int = _setting(20480, "tokens of a training step", 32)
     unroll: int = _setting(4, "draft steps that are trained", 1, 15)
     learning_rate: float = _setting(2e-3, "its peak", 1e-9, 1.0)
     user_weight: float = _setting(0.25, "weight of the user's tokens, a reply's being 1", 0, 1)

@@ -109,7 +109,7 @@ class Trainer:
         return loss.detach()
 
     def _check(self, losses: Sequence[Tensor]) -> None:
-        rounds = self.judge()
+        rounds = self.judge(self._recipe.bits or None)  # as the checkpoint is
         self.history.append(
             {
                 "step": self.step,
