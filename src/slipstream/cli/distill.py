@@ -45,7 +45,10 @@ def distill(
             help="Judge the checkpoint on a workload, as bench --workload takes it.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="auto|cpu|cuda", help="Where to train: a GPU, if any."),
+    ] = "auto",
     stage: Annotated[
         str, typer.Option("--stage", metavar="all|data", help="Write the conversations only.")
     ] = "all",
