@@ -66,6 +66,7 @@ def words(model: Path, out: Path, *more: str, **changes: object) -> list[str]:
     return ["distill", str(model), "--out", str(out), "--device", "cpu", *given, *more]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_comes_out_that_fits_its_model(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +132,7 @@ def test_documents_hold_replies_out_of_their_texts(model: Path, data: Path) -> N
     assert (shard.temperatures == 1).all()
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(model: Path, data: Path, tmp_path: Path) -> None:
     recipe = dataclasses.replace(RECIPE, steps=120, batch_tokens=256, quantize_from=1.0)
     run = Distillation(open_model(model), recipe, tmp_path, device="cpu", data=data)
