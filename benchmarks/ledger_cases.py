@@ -147,7 +147,7 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                 # Only rounds that draft are charged by an estimate.
                 delta=value_s / truth_s - 1.0 if drafts else 0.0,
                 capacity_s=CAPACITY_STEPS * believed_s,
-                overshoot_s=max(0.0, round_s - worst_s) if drafts else 0.0,
+                overshoot_s=max(0.0, round_s - worst_s) if drafts else choose_s,
                 forgiven_s=policy.ledger.forgiven_s - forgiven_s,  # in the step before
             )
         )

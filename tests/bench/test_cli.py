@@ -162,7 +162,10 @@ def test_an_output_that_differs_fails_the_run(
         (["--max-tokens", "1"], "--max-tokens must be in [2, "),
         (["--precision", "nan"], "--precision must be in"),
         (["--time-limit", "0"], "--time-limit must be in"),
-        (["--drafter", "none"], "--drafter must be auto, ngram, assistant, a path or scripted:RATE, got none"),
+        (
+            ["--drafter", "none"],
+            "--drafter must be auto, ngram, assistant, a path or scripted:RATE, got none",
+        ),
         (["--drafter", "scripted:2"], "scripted"),
         (["--verify-kernel", "fast"], "verify_kernel must be one of"),
         (["--verify-pad", "0"], "verify_pad must be auto, off or in"),

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.policy.ledger import CAPACITY_STEPS, MOST_FORGIVEN, RHO, Ledger
+from slipstream.policy.ledger import CAPACITY_STEPS, MOST_FORGIVEN, RHO, Ledger, held_up_s
+from slipstream.policy.level import CLAMP
 from tests.policy.worlds import benchmark
 
 cases = benchmark("ledger_cases")
@@ -85,6 +86,11 @@ def test_a_round_starts_only_if_its_worst_case_fits() -> None:
     assert not ledger.may_start(worst_s=3.1, anchors_s=1.0, classic_s=1.0)
 
 
+def classic(ledger: Ledger, round_s: float) -> None:
+    """Account for what a classic step worth a second shows of the machine."""
+    ledger.forgive(round_s=round_s, held_s=held_up_s(round_s, 1.0), value_s=1.0)
+
+
 def test_hiccups_of_the_machine_are_forgiven_as_classic_steps_show_them() -> None:
     """A round was held up for 12 steps; then so is a classic step, as likely in as much time."""
     ledger = Ledger()
@@ -92,11 +98,11 @@ def test_hiccups_of_the_machine_are_forgiven_as_classic_steps_show_them() -> Non
     owed = ledger.debt_s
     for _ in range(10):
         ledger.leak(value_s=1.0)
-        ledger.forgive(round_s=1.0, value_s=1.0)
+        classic(ledger, 1.0)
     assert ledger.forgiven_s == 0.0
     assert ledger.debt_s == pytest.approx(owed - 10 * RHO)
     ledger.leak(value_s=1.0)
-    ledger.forgive(round_s=13.0, value_s=1.0)
+    classic(ledger, 13.0)
     assert 10.0 < ledger.forgiven_s <= 13.0
     assert 0.0 <= ledger.debt_s < 3.0
 
@@ -107,7 +113,7 @@ def test_nothing_is_forgiven_for_slow_rounds_while_classic_steps_run_smoothly() 
         ledger.charge(round_s=20.0, value_s=1.0)
         for _ in range(50):
             ledger.leak(value_s=1.0)
-            ledger.forgive(round_s=1.2, value_s=1.0)
+            classic(ledger, 1.2)
     assert ledger.forgiven_s == 0.0
     assert ledger.debt_s == pytest.approx(5 * (19.0 - RHO) - 250 * RHO)
 
@@ -115,5 +121,14 @@ def test_nothing_is_forgiven_for_slow_rounds_while_classic_steps_run_smoothly() 
 def test_one_classic_hiccup_forgives_a_few_times_itself_at_most() -> None:
     ledger = Ledger(debt_s=1e6)
     ledger.drafting_s = 1e5
-    ledger.forgive(round_s=11.0, value_s=1.0)
-    assert ledger.forgiven_s == pytest.approx(MOST_FORGIVEN * 10.0)
+    classic(ledger, 11.0)
+    assert ledger.forgiven_s == pytest.approx(MOST_FORGIVEN * (11.0 - CLAMP))
+
+
+def test_what_the_estimator_leaves_out_of_a_classic_step_is_what_is_forgiven() -> None:
+    """Steps of twice their worth count 1.25 times: v misses the rest, drafting is charged it."""
+    ledger = Ledger(debt_s=50.0)
+    for _ in range(20):
+        classic(ledger, 2.0)
+    assert ledger.forgiven_s == pytest.approx(20 * (2.0 - CLAMP), rel=0.1)
+    assert held_up_s(CLAMP, 1.0) == 0.0

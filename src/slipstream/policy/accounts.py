@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from slipstream.policy.base import StepOutcome
-from slipstream.policy.ledger import Ledger
+from slipstream.policy.ledger import Ledger, held_up_s
 from slipstream.policy.quiet import Quiet
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
@@ -36,7 +36,7 @@ class Accounts:
         self._ledger = ledger
         self._quiet = Quiet()
         self._deciding_s = 0.0  # spent since widths were last chosen
-        self._gain_s = 0.0  # of the last step that was charged, if it drafted
+        self._drafted = False  # whether the last step that was charged did
         self.last: StepOutcome | None = None
 
     def charge(self, outcome: StepOutcome, requests: Mapping[int, RequestState]) -> None:
@@ -45,7 +45,7 @@ class Accounts:
         kv = sum([part.context_len for part in outcome.rounds])
         before_s = 0.0 if outcome.choose_s > 0.0 else self._deciding_s
         self._deciding_s = before_s + outcome.choose_s + outcome.observe_s
-        self._gain_s = 0.0
+        self._drafted = False
         classic_s = self._cost.value_s(batch, kv)
         if classic_s is None:
             return  # nothing drafts before a classic step was timed
@@ -59,14 +59,15 @@ class Accounts:
         gained = sum([part.emitted for part in chosen]) - len(chosen)
         value_s = base_s + classic_s / batch * gained
         if drafted:
-            self._gain_s = value_s - outcome.round_s
+            self._drafted = True
             self._ledger.charge(round_s=outcome.round_s, value_s=value_s)
         else:
             # A classic step is worth what it took, however wrong the estimate is.
             lost_s = outcome.spent_s - min(fixed_s, outcome.draft_s)
             took_s = max(outcome.round_s - lost_s, 0.0)
             self._ledger.leak(value_s=min(value_s, took_s), lost_s=lost_s)
-            self._ledger.forgive(round_s=took_s, value_s=value_s)
+            held_s = held_up_s(took_s, value_s)
+            self._ledger.forgive(round_s=took_s, held_s=held_s, value_s=value_s)
         if batch == 1:
             return
         shared_s = base_s - classic_s  # what the rows that ride along are worth to everybody
@@ -77,7 +78,7 @@ class Accounts:
                 budget.charge(round_s=outcome.round_s, value_s=worth_s)
             else:
                 budget.leak(value_s=classic_s)
-                budget.forgive(round_s=took_s, value_s=base_s)
+                budget.forgive(round_s=took_s, held_s=held_s, value_s=base_s)
 
     @property
     def num_waiting(self) -> int:
@@ -96,13 +97,14 @@ class Accounts:
     def decide_every(self, outcome: StepOutcome) -> int:
         """Return in how many steps widths are chosen once, as far as there is something to draft.
 
-        In every one while the budget has room, or the leak pays for it, or the last choice gained
-        more than choosing takes; else so seldom that a part of the leak pays for what a choice that
-        comes to nothing takes, the scoring of what was offered included.
+        In every one while the budget has room, or the leak pays for it, or the last choice was to
+        draft, for then the budget has allowed the round with all that it takes; else so seldom that
+        a part of the leak pays for what a choice that comes to nothing takes, the scoring of what
+        was offered included.
         """
-        decide_s = self._cost.drafting.decide_s(len(outcome.rounds))
-        if self._gain_s > decide_s:
+        if self._drafted:
             return 1
+        decide_s = self._cost.drafting.decide_s(len(outcome.rounds))
         return self._every(outcome, decide_s, DECIDE_SHARE, max(decide_s, self._deciding_s))
 
     def _every(
@@ -128,7 +130,7 @@ class Accounts:
         requests: Sequence[int],
         kv_tokens: int,
         *,
-        peek_s: float,
+        asked_s: float,
         spent_s: float,
         round_s: float,
     ) -> bool:
@@ -136,7 +138,9 @@ class Accounts:
         if self.last is not None:
             self._start_quiet(self.last)
             self.last = None
-        return self._quiet.add(requests, kv_tokens, peek_s=peek_s, spent_s=spent_s, round_s=round_s)
+        return self._quiet.add(
+            requests, kv_tokens, asked_s=asked_s, spent_s=spent_s, round_s=round_s
+        )
 
     def settle(self, requests: Mapping[int, RequestState]) -> int:
         """Account for the steps that passed by and return how many there were."""
@@ -145,11 +149,15 @@ class Accounts:
             return 0
         value_s = count * quiet.value_s
         self._ledger.leak(value_s=min(value_s, quiet.classic_s), lost_s=quiet.spent_s)
-        self._ledger.classic_s += quiet.classic_s
+        self._ledger.forgive(round_s=quiet.classic_s, held_s=quiet.held_s, value_s=quiet.value_s)
         if len(quiet.requests) > 1:
             for number in quiet.requests:
                 if number in requests:
-                    requests[number].neighbour.leak(value_s=value_s)
+                    budget = requests[number].neighbour
+                    budget.leak(value_s=value_s)
+                    budget.forgive(
+                        round_s=quiet.classic_s, held_s=quiet.held_s, value_s=quiet.value_s
+                    )
         quiet.clear()
         return count
 

@@ -233,7 +233,7 @@ class MeasuredPolicy:
         return self._accounts.pass_by(
             requests,
             kv_tokens,
-            peek_s=peek_s,
+            asked_s=peek_s + choose_s,
             spent_s=peek_s + choose_s + observe_s,
             round_s=round_s,
         )

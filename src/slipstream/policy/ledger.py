@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream.policy.level import CLAMP
+
 # Share of classic time that drafting may lose for ever. Together with the 0.3 % that k = 0 may
 # differ from an engine without a drafter it makes the promised 1 %.
 RHO = 0.007
@@ -20,8 +22,9 @@ RHO = 0.007
 CAPACITY_STEPS = 8.0
 # The same share for one request among others: what neighbours' drafts may cost it.
 RHO_NEIGHBOUR = 0.05
-# A classic step beyond this many times its worth was held up by the machine, not by its work.
-HICCUP = 3.0
+# What a classic step takes beyond this many times its worth is held against the machine: it is what
+# the estimator does not let a sample count for, so that v knows nothing of it.
+HELD_UP = CLAMP
 # Most that one held-up classic step forgives, in times of what it lost itself: classic steps are
 # rare where drafting pays, and one of them would else speak for hours.
 MOST_FORGIVEN = 4.0
@@ -41,7 +44,7 @@ class Ledger:
         net_s: seconds lost beyond classic decoding since it was made, gains taken off: what a
             report shows, and nothing is decided by.
         value_s: classic value of everything that was emitted in that time.
-        forgiven_s: debt taken back for hiccups of the machine; see `forgive`.
+        forgiven_s: debt taken back for what the machine itself lost; see `forgive`.
         drafting_s, classic_s: seconds of rounds that drafted, and of those that did not.
     """
 
@@ -83,26 +86,26 @@ class Ledger:
         """
         self._add(lost_s, value_s)
 
-    def forgive(self, *, round_s: float, value_s: float) -> None:
-        """Account for the hiccups that a classic step shows the machine to have.
+    def forgive(self, *, round_s: float, held_s: float, value_s: float) -> None:
+        """Account for what classic steps show the machine to lose by itself.
 
         Rounds that draft are charged what the machine itself loses in them, and classic steps are
-        not, though it loses as much there. So what a classic step loses to a hiccup is taken off
-        the debt, once for each second of drafting beside a second of classic steps: on average
-        that is what drafting was charged for hiccups. Where classic steps run smoothly nothing is
-        ever forgiven.
+        not, though it loses as much there, and v leaves it out. So what classic steps are held up
+        is taken off the debt, once for each second of drafting beside a second of classic steps: on
+        average that is what drafting was charged for it. Where classic steps run smoothly nothing
+        is ever forgiven.
 
         Args:
-            round_s: raw seconds of the classic step, its drafting excepted.
-            value_s: what a classic step is worth.
+            round_s: raw seconds of classic steps, what drafters and policy spent excepted.
+            held_s: how much of it they were held up, see `held_up_s`.
+            value_s: what one of them is worth.
         """
         self.classic_s += round_s
-        lost_s = round_s - value_s
-        if value_s <= 0.0 or lost_s < (HICCUP - 1.0) * value_s:
+        if held_s <= 0.0:
             return
         prior_s = PRIOR_STEPS * value_s
         share = min((self.drafting_s + prior_s) / (self.classic_s + prior_s), MOST_FORGIVEN)
-        taken_s = min(self.debt_s, share * lost_s)
+        taken_s = min(self.debt_s, share * held_s)
         self.debt_s -= taken_s
         self.forgiven_s += taken_s
 
@@ -122,3 +125,11 @@ class Ledger:
     def share_of(self, classic_s: float) -> float:
         """Return the debt as a share of the capacity; above 1 after an overshoot."""
         return self.debt_s / (self.capacity_steps * classic_s) if classic_s > 0 else 0.0
+
+
+def held_up_s(round_s: float, value_s: float) -> float:
+    """Return how long a classic step was held up, from its seconds and what it is worth.
+
+    Example: a step worth 4 ms that took 30 was held up 25 of them, one that took 5 was not.
+    """
+    return max(0.0, round_s - HELD_UP * value_s) if value_s > 0.0 else 0.0
