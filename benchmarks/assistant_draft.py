@@ -4,12 +4,13 @@ Prints the bound first (bytes that a draft must read from memory once; further s
 the caches), then for each number of layers the median time of drafting k tokens for
 one sequence at a context, and its share of the classic step, and one JSON line last.
 
-Method: a random checkpoint of a given shape, since time does not depend on what a head has learned.
+Method: the assistant that is shipped for the model, and random checkpoints of a given shape, since
+time does not depend on what a head has learned.
 Draft and forward alternate as in serving: a verify of k + 1 rows, whose weights push the head's out
 of the caches, then the draft. Classic steps are timed between them, in the same turns. The time is
 that of the head's own call, arrays included, not of the engine's work around it.
 
-    python benchmarks/assistant_draft.py [--layers 2,3] [--k 1,2,4,8] [--context 256] [--turns 60]
+    python benchmarks/assistant_draft.py [--layers shipped,2,3] [--k 1,2,4,8] [--context 256]
 
 Exit code: 0; 1 where --bar is given and drafting 4 tokens takes a larger share than that.
 """
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from provenance import DEFAULT_MODEL, HERE, find_model, provenance
@@ -32,24 +34,26 @@ sys.path.insert(0, str(HERE.parent))
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.base import Ask
+from slipstream.drafters.checkpoints import shipped_assistant
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.calibrate import Forwards, idle_forwards
 from slipstream.engine.load import choose_backend
 from slipstream.engine.target import Target, build_target
 from slipstream.kernels.bandwidth import bandwidth_of
 from slipstream.models.loading import ModelFile, open_model
-from slipstream.models.loading.assistant import read_assistant
+from slipstream.models.loading.assistant import Assistant, read_assistant
 from tests.assistants import write_random_assistant
 
 SHAPE = {"hidden_size": 576, "ffn_size": 1536, "draft_vocab_size": 8192}
 K_OF_BAR = 4
+SHIPPED = "shipped"
 
 
 def main() -> int:
     """Time every shape, print the table, and return 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--layers", default="2,3", help="numbers of layers")
+    parser.add_argument("--layers", default="shipped,2,3", help="numbers of layers, or shipped")
     parser.add_argument("--k", default="1,2,4,8", help="numbers of drafted tokens")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=0)
@@ -60,7 +64,7 @@ def main() -> int:
     file = open_model(find_model(args.model))
     widths = [int(k) for k in args.k.split(",")]
     rows = []
-    for layers in map(int, args.layers.split(",")):
+    for layers in args.layers.split(","):
         target = _target(file, layers, args.threads, args.context)
         rows += _timed(target, layers, widths, args.context, args.turns, args.temperature)
     shares = {row["layers"]: row["share"] for row in rows if row["k"] == K_OF_BAR}
@@ -76,12 +80,25 @@ def main() -> int:
     return int(args.bar is not None and any(share > args.bar for share in shares.values()))
 
 
-def _target(file: ModelFile, layers: int, threads: int, context: int) -> Target:
-    """Return the model with a random assistant of so many layers."""
+def _target(file: ModelFile, layers: str, threads: int, context: int) -> Target:
+    """Return the model with its shipped assistant, or a random one of so many layers."""
+    config = EngineConfig(threads=threads, max_num_seqs=1, max_model_len=context + 256)
+    if layers == SHIPPED:
+        folder = shipped_assistant(file.fingerprint)
+        if folder is None:
+            sys.exit("no assistant is shipped for this model")
+        assistant = read_assistant(folder, file.arch, file.fingerprint)
+    else:
+        assistant = _random_assistant(file, int(layers))
+    return build_target(
+        file.arch, choose_backend(config), file.load_weights, config, assistant=assistant
+    )
+
+
+def _random_assistant(file: ModelFile, layers: int) -> Assistant:
     num = file.arch.num_layers
     kv_layers = tuple(int(at) for at in np.linspace(num * 2 // 3, num - 1, layers))
     features = (num // 3, num * 2 // 3, num)
-    config = EngineConfig(threads=threads, max_num_seqs=1, max_model_len=context + 256)
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = write_random_assistant(
             Path(folder),
@@ -91,15 +108,12 @@ def _target(file: ModelFile, layers: int, threads: int, context: int) -> Target:
             kv_layers=kv_layers,
             **SHAPE,
         )
-        assistant = read_assistant(path, file.arch, file.fingerprint)
-    return build_target(
-        file.arch, choose_backend(config), file.load_weights, config, assistant=assistant
-    )
+        return read_assistant(path, file.arch, file.fingerprint)
 
 
 def _timed(
-    target: Target, layers: int, widths: list[int], context: int, turns: int, temperature: float
-) -> list[dict[str, float]]:
+    target: Target, layers: str, widths: list[int], context: int, turns: int, temperature: float
+) -> list[dict[str, Any]]:
     """Return one row for each k, printed as they come."""
     bandwidth, _ = bandwidth_of(target.backend, 3)
     budget = RowBudget.of(EngineConfig(max_num_seqs=1), target.arch.vocab_size)

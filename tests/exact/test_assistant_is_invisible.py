@@ -41,7 +41,7 @@ def tiny_engine(
 ) -> Engine:
     """Return an engine whose target has an assistant, or has none."""
     tensors = tiny_tensors(ARCH)
-    config = EngineConfig(**({} if assistant else {"drafter": "none"}), **settings)
+    config = EngineConfig(drafter="assistant" if assistant else "none", **settings)
     options = {"threads": threads} if backend_name.startswith("cpu") else {}
     target = build_target(
         ARCH,

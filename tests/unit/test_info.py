@@ -93,9 +93,9 @@ def test_a_model_has_stable_keys_and_a_plan_that_adds_up(
 @pytest.mark.parametrize(
     ("words", "drafter", "k", "reason"),
     [
-        ([], "ngram", "auto", "auto: every round is sized"),
-        (["--k", "3"], "ngram", 3, "fixed: k = 3 was asked for"),
-        (["--k", "off"], "ngram", "off", "off: no drafting was asked for"),
+        ([], "ngram+assistant", "auto", "auto: every round is sized"),
+        (["--k", "3"], "ngram+assistant", 3, "fixed: k = 3 was asked for"),
+        (["--k", "off"], "ngram+assistant", "off", "off: no drafting was asked for"),
         (["--drafter", "none"], "none", "auto", "off: there is no drafter"),
     ],
 )
