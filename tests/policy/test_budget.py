@@ -100,7 +100,7 @@ def test_a_report_tells_a_resting_drafter_from_one_with_nothing_to_offer() -> No
         )
     )
     assert policy.rests
-    assert policy.request(0).reason.startswith("decline: the loss budget is spent: 7")
+    assert policy.request(0).reason.startswith("decline: lookups rest until less is owed")
 
 
 def test_a_lookup_that_was_slow_once_is_asked_again_and_believed() -> None:

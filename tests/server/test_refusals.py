@@ -173,8 +173,30 @@ def test_bodies_of_other_kinds_and_paths_are_refused(server: Inside) -> None:
         answer = server.ask("POST", "/v1/completions", b'{"prompt": "a"}', {"Content-Type": kind})
         assert answer.status == 400
         assert "application/json" in answer.value["error"]["message"]
+        assert "hint: check the header" in answer.value["error"]["message"]
+    listed = server.ask("POST", "/v1/completions", b"[1]").value["error"]["message"]
+    assert "JSON object" in listed
+    assert "hint" not in listed
+    broken = server.ask("POST", "/v1/completions", b'{"prompt": }').value["error"]
+    assert broken["code"] == "invalid_json"
+    assert "at character 11" in broken["message"]
     assert server.ask("GET", "/v1/completions").status == 405
-    assert server.ask("POST", "/v1/nothing", {}).value["error"]["code"] == "unknown_path"
+    unknown = server.ask("POST", "/v1/nothing", {}).value["error"]
+    assert unknown["code"] == "unknown_path"
+    assert "hint" not in unknown["message"]
+    bare = server.ask("POST", "/chat/completions", {}).value["error"]["message"]
+    assert bare == "no such path: POST /chat/completions (hint: did you mean /v1/chat/completions?)"
+
+
+def test_a_field_that_is_not_served_is_not_called_mistyped(server: Inside) -> None:
+    answer = server.chat(reasoning_effort="low")
+    assert answer.status == 400
+    assert answer.value["error"] == {
+        "message": 'reasoning_effort is not served here, got "low" (hint: leave it out)',
+        "type": "invalid_request_error",
+        "param": "reasoning_effort",
+        "code": "unsupported_parameter",
+    }
     assert server.ask("GET", "/docs").status == 404
 
 

@@ -81,7 +81,7 @@ def _nothing_offered(policy: MeasuredPolicy, batch: int, kv_tokens: int) -> str:
     if not policy.rests:
         return "decline: the drafter found nothing to offer"
     owed = policy.ledger.owed(policy.cost.classic_s(batch, kv_tokens) or 0.0)
-    return f"decline: the loss budget is spent: {owed} are owed, and lookups rest until it is paid"
+    return f"decline: lookups rest until less is owed to the loss budget: now {owed}"
 
 
 def _best(plan: Plan) -> float:

@@ -199,15 +199,21 @@ def _error_response(error: SlipstreamError) -> Response:
     return Response(error_body(error), status_of(error), headers_of(error), JSON)
 
 
-async def _http_failed(_: Request, error: Exception) -> Response:
+async def _http_failed(request: Request, error: Exception) -> Response:
     """Answer what the framework refuses: no such path, a wrong method, a body it cannot read."""
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, HttpFailure):  # a limit of the body, met while reading it
         return _error_response(error.__cause__)
     codes = {404: "unknown_path", 405: "wrong_method"}
+    path = request.url.path
+    known = {getattr(route, "path", "") for route in request.app.routes}
+    asked = f"{request.method} {path if len(path) <= 60 else f'{path[:57]}...'}"
     failure = HttpFailure(
         error.status_code,
-        {404: "no such path", 405: "no such method here"}.get(error.status_code, error.detail),
+        {404: f"no such path: {asked}", 405: f"no such method here: {asked}"}.get(
+            error.status_code, error.detail
+        ),
+        hint=f"did you mean /v1{path}?" if f"/v1{path}" in known else None,
         code=codes.get(error.status_code, "invalid_body"),
         headers=error.headers,
     )

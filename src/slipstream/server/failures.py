@@ -92,13 +92,29 @@ def validation_failure(problems: list[Any]) -> RequestError:
     problem = problems[0]
     path = [str(part) for part in problem["loc"] if part != "body"]
     if problem["type"] == "json_invalid":
-        return RequestError("the body must be JSON", code="invalid_json")
+        why = dict(problem.get("ctx") or {}).get("error", "invalid JSON")
+        at = "".join(f" at character {part}" for part in path if part.isdigit())
+        return RequestError(
+            f"the body must be JSON, got an error in it{at}: {why}", code="invalid_json"
+        )
     where = _field(path)
     if not where:
         return RequestError(
-            "the body must be a JSON object sent as application/json", code="invalid_body"
+            "the body must be a JSON object sent as application/json",
+            hint="check the header 'Content-Type: application/json'"
+            if isinstance(problem.get("input"), bytes)
+            else None,
+            code="invalid_body",
         )
     message = str(problem["msg"])
+    if problem["type"] == "none_required":
+        got = _short(problem.get("input"))
+        return RequestError(
+            f"{where} is not served here, got {got}",
+            hint="leave it out",
+            param=where,
+            code="unsupported_parameter",
+        )
     if problem["type"] == "extra_forbidden":
         return RequestError(f"unknown key {where}", param=where, code="unknown_parameter")
     code = "missing_parameter" if problem["type"] == "missing" else "invalid_type"
