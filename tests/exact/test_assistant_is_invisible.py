@@ -37,11 +37,19 @@ COUNT = 40
 
 
 def tiny_engine(
-    backend_name: str, *, threads: int = 0, assistant: bool = True, **settings: Any
+    backend_name: str,
+    *,
+    threads: int = 0,
+    assistant: bool = True,
+    drafter: str = "assistant",
+    **settings: Any,
 ) -> Engine:
-    """Return an engine whose target has an assistant, or has none."""
+    """Return an engine whose target has an assistant, or has none.
+
+    With drafter "auto" n-gram lookup drafts beside it.
+    """
     tensors = tiny_tensors(ARCH)
-    config = EngineConfig(drafter="assistant" if assistant else "none", **settings)
+    config = EngineConfig(drafter=drafter if assistant else "none", **settings)
     options = {"threads": threads} if backend_name.startswith("cpu") else {}
     target = build_target(
         ARCH,
@@ -123,6 +131,21 @@ def test_text_does_not_depend_on_batch_mates(backend_name: str, chunk: int, rows
     assert engine.stats.cached_tokens > 0
     assert engine.target.head is not None
     assert not engine.target.head.declined
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("k", [1, 4, 12, "auto"])
+def test_text_does_not_depend_on_who_drafts(backend_name: str, k: Any, temperature: float) -> None:
+    """Lookup and assistant by turns, alone and in batches; 12 is more than a head drafts."""
+    engine = tiny_engine(backend_name, drafter="auto", k=k)
+    asked = params(temperature=temperature, seed=9)
+    replies = engine.generate([PROMPTS[0]], asked)
+    assert replies[0].token_ids == expected(backend_name, 0, temperature)
+    assert together(engine) == [expected(backend_name, i) for i in range(len(PROMPTS))]
+    report = replies[0].speculation
+    assert list(report.sources) == ["ngram", "assistant"]
+    if k != "auto":
+        assert report.drafted == sum(source["drafted"] for source in report.sources.values()) > 0
 
 
 def test_a_sequence_may_sit_out_rounds(backend_name: str) -> None:
