@@ -19,8 +19,9 @@ from slipstream.policy.round_cost import RoundCost
 # Where lookups, or choices that come to nothing, take more than the leak gives, they are made less
 # often while more than this share of the budget is owed, so that a round can still start.
 REST_SHARE = 0.5
-# What lookups may take of the leak then, and what such decisions may.
-PEEK_SHARE = 0.5
+# What lookups may take of the leak then, and what such choices may: the rest pays what is owed, and
+# what a step costs that passes by.
+PEEK_SHARE = 0.25
 DECIDE_SHARE = 0.25
 
 
@@ -88,8 +89,8 @@ class Accounts:
     def peek_every(self, outcome: StepOutcome) -> int:
         """Return in how many steps a free drafter is asked once.
 
-        In every one while the budget has room, or the leak pays for it; else so seldom that half of
-        the leak does. It is never left alone altogether: what one cold lookup took would else be
+        In every one while the budget has room, or a part of the leak pays for it; else so seldom
+        that it does. It is never left alone altogether: what one cold lookup took would else be
         believed for ever.
         """
         return self._every(outcome, self._cost.drafting.peek_s(len(outcome.rounds)), PEEK_SHARE)
@@ -121,7 +122,7 @@ class Accounts:
         if self._ledger.debt_s <= 0.0 or classic_s is None:
             return 1
         leak_s = self._ledger.rho * classic_s
-        if asking_s <= max(self._ledger.room_s(classic_s, REST_SHARE), leak_s):
+        if asking_s <= max(self._ledger.room_s(classic_s, REST_SHARE), share * leak_s):
             return 1
         return math.ceil(max(asking_s, really_s) / (share * leak_s))
 
