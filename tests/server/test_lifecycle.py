@@ -84,13 +84,23 @@ def test_a_client_that_never_reads_does_not_hold_up_others(engine: Engine) -> No
     with inside(engine) as server:
         sock = server.connect()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        body = {"prompt": "abc", "stream": True, "n": 4, "logprobs": 20, **ENDLESS}
-        sock.sendall(request_bytes(body))
+        sock.sendall(request_bytes({"prompt": "abc", "stream": True, "n": 4, **ENDLESS}))
+        eventually(lambda: engine.num_requests == 4)
         for _ in range(5):
             answer = server.complete(max_tokens=20, temperature=0)
             assert answer.value["usage"]["completion_tokens"] == 20
         sock.close()
         eventually(lambda: is_idle(server))
+
+
+def test_a_client_that_leaves_its_reply_unread_gives_its_place_back() -> None:
+    engine = fake_engine(max_model_len=4096)
+    with inside(engine, receive_timeout=1) as server, server.connect() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        sock.sendall(request_bytes({"prompt": "abc", "stream": True, "n": 32, **ENDLESS}))
+        eventually(lambda: engine.stats.completion_tokens > 32 * 100)
+        eventually(lambda: is_idle(server))
+        assert server.complete(max_tokens=5, temperature=0).status == 200
 
 
 def test_two_requests_on_one_connection_are_answered_in_order(engine: Engine) -> None:

@@ -274,6 +274,23 @@ def test_a_full_queue_is_answered_429_and_has_room_again() -> None:
     check_engine(engine)
 
 
+def test_a_request_of_many_replies_takes_a_place_for_each() -> None:
+    engine = fake_engine(max_model_len=512, max_num_seqs=1, after_forward=lambda: time.sleep(0.002))
+    with inside(engine, max_queue=3) as server:
+        for fields in ({"n": 5}, {"prompt": ["abc"] * 5}, {"prompt": ["abc"] * 3, "n": 2}):
+            answer = server.complete(**fields)
+            assert (answer.status, answer.value["error"]["code"]) == (400, "too_many_replies")
+        with server.send(stream=True, **LONG):
+            eventually(lambda: server.health()["running_or_waiting"] == 1)
+            answer = server.complete(n=4)
+            assert (answer.status, answer.value["error"]["code"]) == (429, "queue_full")
+            assert server.complete(n=0).value["error"]["param"] == "n"
+            assert server.health()["running_or_waiting"] == 1
+        eventually(lambda: server.health()["running_or_waiting"] == 0)
+        assert len(server.complete(prompt=["abc"] * 2, n=2).value["choices"]) == 4
+    check_engine(engine)
+
+
 def test_limits_of_tokens_are_kept() -> None:
     with inside(fake_engine(), max_reply_tokens=5, default_max_tokens=3) as server:
         assert server.complete(max_tokens=6).value["error"]["param"] == "max_tokens"
@@ -327,6 +344,19 @@ def test_a_slow_sender_is_not_waited_for() -> None:
     assert received[:2] == [b"", b""]
     assert received[2].startswith(b"HTTP/1.1 408 ")
     assert received[3].startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_is_not_counted_as_the_head_that_follows_it() -> None:
+    raw = request_bytes({"prompt": "abc", "max_tokens": 1, "user": "x" * 100_000})
+    with inside(fake_engine()) as server, server.connect() as sock:
+        sock.sendall(raw + raw[:20])
+        received, rest = b"", raw[20:]
+        while received.count(b"200 OK") < 2:
+            piece = sock.recv(1 << 16)
+            assert piece, received
+            received += piece
+            sock.sendall(rest)
+            rest = b""
 
 
 def test_a_head_without_end_is_cut_off(server: Inside) -> None:

@@ -79,6 +79,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("bad_words_ids", [3], "bad_words_ids must be a list, got 3"),
     ("bad_words", [""], "bad_words must be texts of at least 1 character, got an empty one"),
     ("bad_words", "word", "bad_words must be a list, got 'word'"),
+    ("bad_words", ["word"] * 2049, "bad_words must be at most 2048 sequences, got 2049"),
+    ("bad_words_ids", [[1]] * 2049, "bad_words_ids must be at most 2048 sequences, got 2049"),
     ("stop", [""], "stop must be texts of at least 1 character, got an empty one"),
     ("stop", ["x"] * 17, "stop must be at most 16 texts, got 17"),
     ("stop", [7], "stop must be a list of texts, got 7"),

@@ -215,18 +215,18 @@ def _predicted(text: str | None, tokenizer: Tokenizer) -> PredictedText | None:
         raise RequestError(error.message, param="prediction", code=error.code) from None
 
 
-def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Return words as ids, as they begin a text and as they follow a space."""
     if not words:
         return []
     begins = len(tokenizer.encode("", parse_special=False))  # ids put before any text
-    spelled = []
+    spelled: dict[tuple[int, ...], None] = {}  # a set that keeps their order
     for word in words:
         for text in (word, " " + word.lstrip(" ")):
             ids = tokenizer.encode(text, parse_special=False)[begins:]
-            if ids and ids not in spelled:
-                spelled.append(ids)
-    return spelled
+            if ids:
+                spelled[tuple(ids)] = None
+    return list(spelled)
 
 
 def _ids(values: Iterable[int], vocab_size: int) -> list[int]:

@@ -21,6 +21,7 @@ from slipstream.engine.delivery import Item
 from slipstream.engine.engine import Engine
 from slipstream.engine.prompt import Prompt
 from slipstream.engine.request import Request
+from slipstream.engine.sampling.validation import MAX_CHOICES
 from slipstream.engine.threaded import ThreadedEngine
 from slipstream.errors import RequestError, SlipstreamError
 from slipstream.server.failures import HttpFailure
@@ -64,11 +65,19 @@ class Bridge:
 
         Raises:
             RequestError: the request is wrong; nothing of it was queued.
-            HttpFailure: there is no place, or the server is stopping.
+            HttpFailure: there is no place for all its replies, or the server is stopping.
         """
         if self.is_draining:
             raise stopping()
-        if self.num_open >= self.max_open:
+        places = len(prompts) * max(1, min(params.n, MAX_CHOICES))  # `n` is not checked yet
+        if places > self.max_open:  # it would be told to come again for ever
+            raise RequestError(
+                f"a request may have at most {self.max_open} replies here, got {places}",
+                param="n",
+                code="too_many_replies",
+                hint="ask for fewer at a time, or serve with a larger max_queue",
+            )
+        if self.num_open + places > self.max_open:
             raise HttpFailure(
                 429,
                 f"at most {self.max_open} replies may run and wait",
@@ -76,7 +85,7 @@ class Bridge:
                 hint="try again later, or serve with a larger max_queue",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             )
-        self.num_open += 1  # checks wait for a thread, so they are bounded as well
+        self.num_open += places  # checks wait for a thread, so they are bounded as well
         try:
             check = partial(self._check, prompts, params)
             requests = await self._loop.run_in_executor(self._checkers, check)
@@ -84,10 +93,10 @@ class Bridge:
                 raise stopping()
             stream = Stream(self, requests, is_streamed=is_streamed, forbids=_forbids(params))
             self._streams.add(stream)
-            self.num_open += stream.num_choices
             return stream
-        finally:
-            self.num_open -= 1
+        except BaseException:
+            self.num_open -= places
+            raise
 
     def drain(self) -> None:
         """Refuse what comes from now on; what runs goes on."""

@@ -1,7 +1,8 @@
-"""One client's connection: uvicorn's, with bounds on what comes before a request's body.
+"""One client's connection: uvicorn's, with bounds on a request's head and on unread replies.
 
-A client that connects and says nothing, sends a head byte by byte or without end, would else hold a
-connection, or memory, for ever. Bodies have bounds of their own (`gate`).
+A client that connects and says nothing, sends a head byte by byte or without end, or leaves its
+reply unread, would else hold a connection, memory or its request's place for ever. Bodies have
+bounds of their own (`gate`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ MAX_HEAD_BYTES = 1 << 16  # other servers take 8 to 64 KiB
 
 
 class Connection(HttpToolsProtocol):
-    """Ends itself when a request's head is too long or too slow; uvicorn makes it."""
+    """Ends itself when a head is too long or too slow, or nobody reads; uvicorn makes it."""
 
     _timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -27,12 +29,26 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Expect nothing more."""
         self._cancel_timer()
+        self._cancel_unread_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client leaves much unread: it has some time to go on."""
+        super().pause_writing()
+        self._cancel_unread_timer()
+        # Not `close`, which waits until everything is read.
+        self._unread_timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read on."""
+        self._cancel_unread_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Take what came, and count what belongs to a head."""
+        head = self._timer
         super().data_received(data)
-        if self._timer is not None:
+        if self._timer is not None and self._timer is head:  # else a body may be in it as well
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("The head of a request is too long.")
@@ -56,3 +72,8 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _cancel_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
