@@ -79,6 +79,13 @@ class _Config:
                 raise ConfigError(f"unknown setting {name}", hint=nearest(name, names))
             if value is not None:
                 values[name] = value
+        for item in dataclasses.fields(cls):
+            # An unset variable in a script must not open what a key would have closed.
+            if item.metadata["metavar"] and not str(values.get(item.name, "x")).strip():
+                got = values[item.name]
+                raise ConfigError(
+                    f"{item.name} must not be empty, got {got!r}", hint="leave it out"
+                )
         return cls(**values)
 
 

@@ -14,6 +14,16 @@ from slipstream.errors import ConfigError, LoadError
 from slipstream.types import MAX_K
 
 
+@pytest.mark.parametrize("name", ["api_key", "host", "served_model_name"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_text_is_no_setting(name: str, value: str) -> None:
+    """`--api-key "$UNSET"` must not serve without a key."""
+    with pytest.raises(ConfigError, match=f"{name} must not be empty"):
+        ServerConfig.from_env({}, **{name: value})
+    with pytest.raises(ConfigError, match=f"{name} must not be empty"):
+        ServerConfig.from_env({f"SLIPSTREAM_{name.upper()}": value})
+
+
 def test_default_is_used_when_nothing_is_given() -> None:
     assert EngineConfig.from_env({}) == EngineConfig()
 

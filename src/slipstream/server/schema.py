@@ -125,6 +125,19 @@ class SamplingFields(_Open):
     bad_words_ids: list[list[int]] | None = None
     guided_regex: str | None = Field(None, description="A pattern that the whole reply fits.")
     speculation: Speculation | None = None
+    # What other servers have, and what would change the reply if it were left out in silence.
+    guided_json: None = Field(None, description="Not served; use response_format.")
+    guided_choice: None = Field(None, description="Not served; use guided_regex.")
+    guided_grammar: None = Field(None, description="Not served; use guided_regex.")
+    structured_outputs: None = Field(None, description="Not served; use response_format.")
+    grammar: None = Field(None, description="Not served; use response_format or guided_regex.")
+    json_schema: None = Field(None, description="Not served; use response_format.")
+    n_predict: None = Field(None, description="Not served; use max_tokens.")
+    use_beam_search: None = Field(None, description="Not served.")
+    allowed_token_ids: None = Field(None, description="Not served; use logit_bias.")
+    chat_template: None = Field(None, description="Not served; the model's own is used.")
+    add_generation_prompt: None = Field(None, description="Not served.")
+    continue_final_message: None = Field(None, description="Not served.")
     # Accepted, without effect on a reply.
     user: str | None = Field(None, description="Accepted; not kept.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted; not kept.")
