@@ -80,6 +80,8 @@ def test_an_open_address_without_a_key_is_warned_of(capsys: pytest.CaptureFixtur
     [
         (["--port", "99999"], "port must be an integer in [0, 65535]"),
         (["--prot", "80"], "hint: did you mean --port?"),
+        (["--api-key", ""], "api_key must not be empty, got ''"),
+        (["--api-key", "  "], "api_key must not be empty"),
         (["--k", "4", "--max-k", "2"], "k must be in [0, max_k]"),
         (
             ["--drafter", "none", "--speculative-config", '{"method": "ngram"}'],

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from slipstream.server.schema import UNSERVED
+from slipstream.server.unserved import UnservedFields
 from tests.engine_checks import check_engine
 from tests.fake_model import fake_engine
 from tests.fake_talker import Transcript
@@ -192,18 +194,154 @@ def test_bodies_of_other_kinds_and_paths_are_refused(server: Inside) -> None:
     assert "hint" not in unknown["message"]
     bare = server.ask("POST", "/chat/completions", {}).value["error"]["message"]
     assert bare == "no such path: POST /chat/completions (hint: did you mean /v1/chat/completions?)"
+    for path in ("/v1/chat/completions/", "/chat/completions/"):
+        slashed = server.ask("POST", path, {"messages": []})
+        assert (slashed.status, slashed.value["error"]["code"]) == (404, "unknown_path")
+        assert "hint: did you mean /v1/chat/completions?" in slashed.value["error"]["message"]
 
 
 def test_a_field_that_is_not_served_is_not_called_mistyped(server: Inside) -> None:
-    answer = server.chat(reasoning_effort="low")
+    answer = server.chat(verbosity="low")
     assert answer.status == 400
     assert answer.value["error"] == {
-        "message": 'reasoning_effort is not served here, got "low" (hint: leave it out)',
+        "message": 'verbosity is not served here, got "low" (hint: leave it out)',
         "type": "invalid_request_error",
-        "param": "reasoning_effort",
+        "param": "verbosity",
         "code": "unsupported_parameter",
     }
     assert server.ask("GET", "/docs").status == 404
+
+
+@pytest.mark.parametrize("name", sorted(UnservedFields.model_fields))
+def test_a_field_of_another_server_is_refused_with_what_serves_instead(
+    server: Inside, name: str
+) -> None:
+    for answer in (server.chat(**{name: "x"}), server.complete(**{name: "x"})):
+        error = answer.value["error"]
+        assert (answer.status, error["param"]) == (400, name)
+        assert error["code"] == "unsupported_parameter"
+        assert error["message"] == (f'{name} is not served here, got "x" (hint: {UNSERVED[name]})')
+
+
+def test_a_field_that_says_what_is_done_anyway_is_taken(server: Inside) -> None:
+    neutral = {"add_generation_prompt": True, "use_beam_search": False, "guided_json": None}
+    answer = server.chat(**neutral)
+    assert answer.status == 200
+    assert answer.value["slipstream"]["ignored_fields"] == []
+    message = server.complete(echo=True).value["error"]["message"]
+    assert message == "echo is not served here, got true (hint: leave it out)"
+
+
+ROLES = "one of system, developer, user, assistant, tool"
+
+
+@pytest.mark.parametrize(
+    ("turn", "param", "message"),
+    [
+        (
+            {"role": "asistant", "content": "a"},
+            "messages.0.role",
+            f'messages.0.role must be {ROLES}, got "asistant" (hint: did you mean assistant?)',
+        ),
+        (
+            {"role": "bot", "content": "a"},
+            "messages.0.role",
+            f'messages.0.role must be {ROLES}, got "bot"',
+        ),
+        (
+            {"role": "user"},
+            "messages.0.content",
+            "messages.0.content must be given for the role user",
+        ),
+        (
+            {"role": "system", "content": None},
+            "messages.0.content",
+            "messages.0.content must be given for the role system",
+        ),
+        (
+            {"role": "assistant"},
+            "messages.0.content",
+            "messages.0.content or tool_calls must be given for the role assistant",
+        ),
+        (
+            {"role": "user", "contents": "a"},
+            "messages.0.contents",
+            "unknown key messages.0.contents (hint: did you mean content?)",
+        ),
+        (
+            {"rol": "user", "content": "a"},
+            "messages.0.role",
+            "messages.0.role must be given, got the key rol (hint: did you mean role?)",
+        ),
+        ("hi", "messages.0", 'messages.0 must be an object, got "hi"'),
+        (
+            {"role": "user", "content": 5},
+            "messages.0.content",
+            "messages.0.content must be text or a list of text parts, got 5",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages.0.content",
+            "messages.0.content: only text parts are served, got image_url",
+        ),
+        (
+            {"role": "user", "content": ["hi"]},
+            "messages.0.content.0",
+            'messages.0.content.0 must be an object, got "hi"',
+        ),
+    ],
+)
+def test_a_wrong_turn_is_answered_with_what_is_allowed(
+    server: Inside, turn: Any, param: str, message: str
+) -> None:
+    answer = server.chat(messages=[turn])
+    assert answer.status == 400
+    assert (answer.value["error"]["param"], answer.value["error"]["message"]) == (param, message)
+
+
+def test_further_keys_of_a_turn_are_the_templates(server: Inside) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    turns = [
+        {"role": "user", "content": "a", "name": "me", "reasoning_content": "b"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "12:00", "tool_call_id": "1"},
+    ]
+    assert server.chat(messages=turns).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n": 1.5}, "n must be an integer, got 1.5"),
+        ({"stream": 1}, "stream must be true or false, got 1"),
+        ({"temperature": "hot"}, 'temperature must be a number, got "hot"'),
+        ({"response_format": "json"}, 'response_format must be an object, got "json"'),
+        ({"metadata": 4}, "metadata must be an object, got 4"),
+        ({"stop": [1]}, "stop must be text or a list of texts, got [1]"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list, got 5"),
+        (
+            {"prompt": [1, "a"]},
+            "prompt must be text, a list of texts, a list of token ids or a list of lists of token "
+            'ids, got [1, "a"]',
+        ),
+        (
+            {"response_format": {"type": "xml"}},
+            'response_format.type must be one of text, json_object, json_schema, got "xml"',
+        ),
+    ],
+)
+def test_a_wrong_type_is_told_in_plain_words(
+    server: Inside, fields: dict[str, Any], message: str
+) -> None:
+    assert server.complete(**fields).value["error"]["message"] == message
+
+
+def test_a_misspelt_field_that_must_be_there_is_recognized(server: Inside) -> None:
+    error = server.ask("POST", "/v1/chat/completions", {"message": []}).value["error"]
+    assert (error["param"], error["code"]) == ("messages", "missing_parameter")
+    assert error["message"] == (
+        "messages must be given, got the key message (hint: did you mean messages?)"
+    )
 
 
 def test_unknown_keys_are_tolerated_and_named(server: Inside) -> None:

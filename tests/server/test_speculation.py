@@ -168,6 +168,14 @@ def test_counts_are_those_of_the_replies() -> None:
     assert said["totals"]["decode_classic_s"] > said["totals"]["decode_s"] > 0
 
 
+def test_a_source_that_did_nothing_is_no_source() -> None:
+    engine = engine_on(Machine(flat), perfect())
+    one(engine)
+    engine.stats.rounds.outcomes["idle", 0, 0] = 3
+    engine.stats.rounds.draft_s |= {"resting": 0.0, "slow": 0.5}
+    assert set(explain(engine)["sources"]) == {"scripted", "slow"}
+
+
 def test_asking_changes_nothing() -> None:
     replies = []
     for asks in (False, True):

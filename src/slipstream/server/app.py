@@ -24,7 +24,6 @@ from slipstream.server.failures import (
     error_body,
     headers_of,
     status_of,
-    validation_failure,
 )
 from slipstream.server.form import ChatForm, CompletionForm, Form
 from slipstream.server.gate import Gate
@@ -41,6 +40,7 @@ from slipstream.server.replies import (
 from slipstream.server.schema import ChatRequest, CompletionRequest
 from slipstream.server.speculation import explain
 from slipstream.server.spelling import Speller
+from slipstream.server.validation import validation_failure
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorReply, "description": "The request was refused."},
@@ -80,6 +80,7 @@ def make_app(service: Service) -> FastAPI:
         summary="OpenAI's API, served with speculative decoding that never changes the text.",
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # clients do not send a body again, and see an empty answer
         responses=_REFUSED,
     )
     app.add_middleware(Gate, config=service.config, metrics=service.metrics)
@@ -207,13 +208,15 @@ async def _http_failed(request: Request, error: Exception) -> Response:
     codes = {404: "unknown_path", 405: "wrong_method"}
     path = request.url.path
     known = {getattr(route, "path", "") for route in request.app.routes}
+    bare = path.rstrip("/")
+    meant = next((each for each in (bare, f"/v1{bare}") if each != path and each in known), None)
     asked = f"{request.method} {path if len(path) <= 60 else f'{path[:57]}...'}"
     failure = HttpFailure(
         error.status_code,
         {404: f"no such path: {asked}", 405: f"no such method here: {asked}"}.get(
             error.status_code, error.detail
         ),
-        hint=f"did you mean /v1{path}?" if f"/v1{path}" in known else None,
+        hint=f"did you mean {meant}?" if meant else None,
         code=codes.get(error.status_code, "invalid_body"),
         headers=error.headers,
     )

@@ -6,7 +6,6 @@ completion); everything else has the engine's own.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from slipstream.engine.prompt import Conversation, Prompt
 from slipstream.errors import RequestError
 from slipstream.server.failures import HttpFailure
 from slipstream.server.schema import (
+    UNSERVED,
     ChatRequest,
     CompletionRequest,
     Message,
@@ -25,6 +25,7 @@ from slipstream.server.schema import (
     Speculation,
     TextPart,
 )
+from slipstream.server.validation import nearest_key
 from slipstream.types import Grammar, KSetting, SamplingParams
 
 TEMPERATURE = 1.0  # OpenAI's default
@@ -106,7 +107,7 @@ def chat_ask(body: ChatRequest, config: ServerConfig) -> Ask:
             )
     if body.tools and body.tool_choice != "none":
         variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in body.tools]
-    messages = [_message(message) for message in body.messages]
+    messages = [_message(message, index) for index, message in enumerate(body.messages)]
     names = {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": name}
     return _ask(body, [Conversation(messages=messages, variables=variables)], values, names)
 
@@ -217,18 +218,27 @@ def _unknown(body: BaseModel) -> tuple[str, ...]:
     Raises:
         RequestError: one of them looks like a misspelt field.
     """
-    known = list(type(body).model_fields)
+    known = [name for name in type(body).model_fields if name not in UNSERVED]
     extra = tuple(body.model_extra or {})
     for key in extra:
-        match = difflib.get_close_matches(key[:64], known, n=1, cutoff=0.8)
-        if match:
-            raise RequestError(
-                f"unknown key {key[:64]}",
-                param=key[:64],
-                code="unknown_parameter",
-                hint=f"did you mean {match[0]}?",
-            )
+        _check_spelling(key, key, known)
     return extra
+
+
+def _check_spelling(key: str, param: str, known: Sequence[str]) -> None:
+    """Refuse a key that looks like a misspelling of a known one.
+
+    Raises:
+        RequestError: it does.
+    """
+    match = nearest_key(key, known)
+    if match is not None:
+        raise RequestError(
+            f"unknown key {param[:80]}",
+            param=param[:80],
+            code="unknown_parameter",
+            hint=f"did you mean {match}?",
+        )
 
 
 def _limited(given: int | None, default: int, config: ServerConfig, name: str) -> int:
@@ -243,8 +253,24 @@ def _limited(given: int | None, default: int, config: ServerConfig, name: str) -
     return given
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """Return a message as templates expect it: texts joined, "developer" the older "system"."""
+def _message(message: Message, index: int) -> dict[str, Any]:
+    """Return a message as templates expect it: texts joined, "developer" the older "system".
+
+    Raises:
+        RequestError: it says nothing, or one of its keys looks misspelt.
+    """
+    where = f"messages.{index}"
+    extra = message.model_extra or {}
+    for key in extra:
+        _check_spelling(key, f"{where}.{key}", list(Message.model_fields))
+    calls = message.role == "assistant" and extra.get("tool_calls")
+    if message.content is None and not calls:
+        unless = " or tool_calls" if message.role == "assistant" else ""
+        raise RequestError(
+            f"{where}.content{unless} must be given for the role {message.role}",
+            param=f"{where}.content",
+            code="missing_parameter",
+        )
     turn = message.model_dump(exclude_unset=True)
     turn["content"] = _text(message.content)
     if message.role == "developer":

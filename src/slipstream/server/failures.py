@@ -20,8 +20,6 @@ from typing import Any
 
 from slipstream.errors import RequestError, SlipstreamError
 
-# How pydantic names the alternatives of a field that may be of several types, besides list[...].
-_TYPE_NAMES = frozenset({"str", "int", "float", "bool"})
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -80,58 +78,3 @@ def error_object(error: SlipstreamError) -> dict[str, Any]:
 def error_body(error: SlipstreamError) -> bytes:
     """Return it as JSON."""
     return json.dumps(error_object(error)).encode()
-
-
-def validation_failure(problems: list[Any]) -> RequestError:
-    """Return the error of a body that does not have the right form.
-
-    Args:
-        problems: pydantic's, at least one; the first is reported, and the most telling one of a
-            field that may be of several types.
-    """
-    problem = problems[0]
-    path = [str(part) for part in problem["loc"] if part != "body"]
-    if problem["type"] == "json_invalid":
-        why = dict(problem.get("ctx") or {}).get("error", "invalid JSON")
-        at = "".join(f" at character {part}" for part in path if part.isdigit())
-        return RequestError(
-            f"the body must be JSON, got an error in it{at}: {why}", code="invalid_json"
-        )
-    where = _field(path)
-    if not where:
-        return RequestError(
-            "the body must be a JSON object sent as application/json",
-            hint="check the header 'Content-Type: application/json'"
-            if isinstance(problem.get("input"), bytes)
-            else None,
-            code="invalid_body",
-        )
-    message = str(problem["msg"])
-    if problem["type"] == "none_required":
-        got = _short(problem.get("input"))
-        return RequestError(
-            f"{where} is not served here, got {got}",
-            hint="leave it out",
-            param=where,
-            code="unsupported_parameter",
-        )
-    if problem["type"] == "extra_forbidden":
-        return RequestError(f"unknown key {where}", param=where, code="unknown_parameter")
-    code = "missing_parameter" if problem["type"] == "missing" else "invalid_type"
-    message = message[:1].lower() + message[1:]
-    got = "" if code == "missing_parameter" else f", got {_short(problem.get('input'))}"
-    return RequestError(f"{where}: {message}{got}", param=where, code=code)
-
-
-def _field(path: list[str]) -> str:
-    """Return where a problem is, e.g. messages.0.role, down to a choice of types."""
-    end = next((i for i, part in enumerate(path) if part in _TYPE_NAMES or "[" in part), len(path))
-    return ".".join(path[:end])
-
-
-def _short(value: Any) -> str:
-    try:
-        text = json.dumps(value, default=lambda item: type(item).__name__)
-    except (ValueError, RecursionError):
-        text = type(value).__name__
-    return text if len(text) <= 60 else f"{text[:57]}..."

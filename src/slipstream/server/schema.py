@@ -2,8 +2,9 @@
 
 A field is in one of four classes, and none is dropped in silence. *Served* fields are declared
 here. *Accepted* ones change nothing here and are declared with that meaning. What is declared only
-to be *refused* would change the reply, and cannot be had. A key that nobody declared is refused if
-it looks like a misspelt one, and otherwise named in the reply's `ignored_fields`.
+to be *refused* (with `unserved`) would change the reply, and cannot be had. A key that nobody
+declared is refused if it looks like a misspelt one, and otherwise named in the reply's
+`ignored_fields`.
 
 Ranges are the engine's business; here stand types alone, so that they are checked in one place.
 Source: OpenAI's API reference, "Create chat completion" and "Create completion"; vLLM's names for
@@ -15,6 +16,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from slipstream.server.unserved import UnservedFields, hints_of, unserved
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -81,7 +84,7 @@ class TextPart(_Strict):
 class Message(_Open):
     """One turn of a conversation; keys beyond these go to the model's template as they are."""
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
 
 
@@ -98,7 +101,7 @@ class Tool(_Open):
     function: Function
 
 
-class SamplingFields(_Open):
+class SamplingFields(UnservedFields, _Open):
     """Fields of chat and text completions alike."""
 
     model: str | None = Field(None, description="The served model's name, or nothing.")
@@ -125,19 +128,6 @@ class SamplingFields(_Open):
     bad_words_ids: list[list[int]] | None = None
     guided_regex: str | None = Field(None, description="A pattern that the whole reply fits.")
     speculation: Speculation | None = None
-    # What other servers have, and what would change the reply if it were left out in silence.
-    guided_json: None = Field(None, description="Not served; use response_format.")
-    guided_choice: None = Field(None, description="Not served; use guided_regex.")
-    guided_grammar: None = Field(None, description="Not served; use guided_regex.")
-    structured_outputs: None = Field(None, description="Not served; use response_format.")
-    grammar: None = Field(None, description="Not served; use response_format or guided_regex.")
-    json_schema: None = Field(None, description="Not served; use response_format.")
-    n_predict: None = Field(None, description="Not served; use max_tokens.")
-    use_beam_search: None = Field(None, description="Not served.")
-    allowed_token_ids: None = Field(None, description="Not served; use logit_bias.")
-    chat_template: None = Field(None, description="Not served; the model's own is used.")
-    add_generation_prompt: None = Field(None, description="Not served.")
-    continue_final_message: None = Field(None, description="Not served.")
     # Accepted, without effect on a reply.
     user: str | None = Field(None, description="Accepted; not kept.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted; not kept.")
@@ -167,12 +157,12 @@ class ChatRequest(SamplingFields):
     prediction: Prediction | None = None
     modalities: list[Literal["text"]] | None = Field(None, description="Text alone.")
     # Refused: each would change the reply.
-    audio: None = Field(None, description="Not served.")
-    functions: None = Field(None, description="Not served; use tools.")
-    function_call: None = Field(None, description="Not served; use tools.")
-    web_search_options: None = Field(None, description="Not served.")
-    reasoning_effort: None = Field(None, description="Not served; see chat_template_kwargs.")
-    verbosity: None = Field(None, description="Not served.")
+    audio: None = unserved()
+    functions: None = unserved("use tools")
+    function_call: None = unserved("use tools, and tool_choice")
+    web_search_options: None = unserved()
+    reasoning_effort: None = unserved("use chat_template_kwargs where the model's template has it")
+    verbosity: None = unserved()
 
 
 class CompletionRequest(SamplingFields):
@@ -185,8 +175,10 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(None, description="Alternatives to report for each token.")
     best_of: int | None = Field(None, description="Must equal n: every reply is returned.")
     # Refused: each would change the reply.
-    echo: Literal[False] | None = Field(None, description="Not served.")
-    suffix: Literal[""] | None = Field(None, description="Not served.")
+    echo: Literal[False] | None = unserved()
+    suffix: Literal[""] | None = unserved()
 
 
 Prediction.model_rebuild()
+PARTS = f"list[{TextPart.__name__}]"  # how pydantic names this alternative of a text
+UNSERVED = hints_of(ChatRequest, CompletionRequest)

@@ -215,7 +215,7 @@ def _recent(rounds: RoundTotals) -> dict[str, Any]:
 def _sources(engine: Engine) -> dict[str, dict[str, Any]]:
     rounds = engine.stats.rounds
     counts = by_source(rounds.outcomes)
-    return {
+    found = {
         source: {
             "drafted": counts.get(source, (0, 0))[0],
             "accepted": counts.get(source, (0, 0))[1],
@@ -223,6 +223,7 @@ def _sources(engine: Engine) -> dict[str, dict[str, Any]]:
         }
         for source in sorted({*counts, *rounds.draft_s})
     }
+    return {name: each for name, each in found.items() if each["drafted"] or each["draft_ms"]}
 
 
 def _requests(engine: Engine) -> dict[str, int]:

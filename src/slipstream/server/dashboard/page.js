@@ -133,7 +133,7 @@ function drawAcceptance(said) {
   const rows = Object.entries(said.sources).map(([name, each]) => [
     name,
     each.drafted ? `${percent(each.accepted / each.drafted)} of ${each.drafted} accepted`
-      : "none drafted",
+      : name.includes("+") ? "asked together" : "none drafted",
     `in ${short(each.draft_ms / 1000)} s`,
   ]);
   table("sources", rows.length ? rows : [["None yet", ""]]);
