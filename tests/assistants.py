@@ -34,7 +34,7 @@ def random_assistant(
     config = AssistantConfig(
         target=AssistantTarget.of(arch, fingerprint),
         hidden_size=hidden_size,
-        num_heads=arch.num_heads if num_heads is None else num_heads,
+        num_heads=arch.uniform.num_heads if num_heads is None else num_heads,
         ffn_size=ffn_size,
         feature_layers=(1, last) if feature_layers is None else feature_layers,
         kv_layers=(0, last - 1) if kv_layers is None else kv_layers,

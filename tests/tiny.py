@@ -14,28 +14,42 @@ import pytest
 
 from slipstream.errors import ConfigError
 from slipstream.kernels.ops import Backend, KVCache, Rows, Step
-from slipstream.models.arch import Arch
+from slipstream.models.arch import Arch, AttentionArch, plain_frequencies, score_scale
 from slipstream.models.decoder import DecoderWeights, LayerWeights, forward
 from slipstream.models.weights import DenseTensor, QuantizedTensor, Tensor
 
 BACKENDS = ("reference", "cpu-avx512", "cpu-portable")  # each instruction path forced
 KINDS = ("q4_1", "q4_0", "q8_0", "f32", "f16", "bf16")
 
-ARCH = Arch(
-    family="llama",
-    num_layers=2,
-    hidden_size=64,
-    ffn_size=96,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab_size=97,
-    context_len=512,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
-    rope_interleaved=True,
-    tied_embedding=True,
-)
+ROPE_THETA = 10000.0
+_HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "rope_interleaved": True}
+_SHAPE = {
+    "family": "llama",
+    "num_layers": 2,
+    "hidden_size": 64,
+    "ffn_size": 96,
+    "vocab_size": 97,
+    "context_len": 512,
+    "norm_eps": 1e-5,
+    "tied_embedding": True,
+}
+
+
+def tiny_arch(*, rope_theta: float = ROPE_THETA, **changes: Any) -> Arch:
+    """Return the tiny shape with some fields changed, those of every layer's attention included."""
+    names = {item.name for item in dataclasses.fields(AttentionArch)}
+    heads: dict[str, Any] = _HEADS | {k: v for k, v in changes.items() if k in names}
+    fields: dict[str, Any] = _SHAPE | {k: v for k, v in changes.items() if k not in names}
+    plain = {
+        "frequencies": plain_frequencies(heads["head_dim"], rope_theta),
+        "scale": score_scale(heads["head_dim"]),
+    }
+    layers = fields["num_layers"]
+    own = {"attention": (AttentionArch(**(plain | heads)),) * layers}
+    return Arch(**(own | {"kv_layers": tuple(range(layers))} | fields))
+
+
+ARCH = tiny_arch()
 
 
 def make_backend(name: str, **options: Any) -> Backend:
@@ -96,11 +110,6 @@ class TinyTensors:
     output: Tensor
 
 
-def tiny_arch(**changes: Any) -> Arch:
-    """Return the tiny shape with some fields changed."""
-    return dataclasses.replace(ARCH, **changes)
-
-
 def quantize(values: np.ndarray, kind: str) -> Tensor:
     """Round a float32 matrix of shape (N, K) to `kind`, groups of 32 columns."""
     if kind == "f32":
@@ -137,7 +146,7 @@ def tiny_tensors(arch: Arch = ARCH, *, kind: str = "q4_1", seed: int = 0) -> Tin
         kind: one of KINDS, for every matrix; norms are float32.
     """
     random = np.random.default_rng(seed)
-    q_width, kv_width = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    q_width, kv_width = arch.uniform.q_size, arch.uniform.kv_size
 
     def matrix(n: int, k: int, gain: float = 1.0) -> Tensor:
         values = random.standard_normal((n, k), dtype=np.float32) * np.float32(gain / k**0.5)

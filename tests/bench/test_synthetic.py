@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from slipstream.config import EngineConfig
 from slipstream.errors import ConfigError
 from tests.bench.worlds import conversation, limits, never, workload
 
-TINY = dataclasses.replace(
-    synthetic.SHAPES["8b"],
+TINY = synthetic.shape(
     num_layers=2,
     hidden_size=128,
     ffn_size=128,
@@ -27,6 +25,7 @@ TINY = dataclasses.replace(
     head_dim=64,
     vocab_size=320,
     context_len=512,
+    tied_embedding=False,
 )
 CONFIG = EngineConfig(device="reference", max_num_seqs=1, max_model_len=128)
 

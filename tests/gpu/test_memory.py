@@ -19,7 +19,7 @@ def test_work_space_is_within_its_plan() -> None:
         ARCH, backend, lambda to: tiny_weights(to, tensors), EngineConfig(max_num_seqs=32)
     )
     assert target.plan is not None
-    tables = 4 * ARCH.head_dim * target.max_model_len
+    tables = 4 * ARCH.uniform.head_dim * target.max_model_len
     assert target.step.workspace_bytes + tables <= target.plan.workspace_bytes  # type: ignore[attr-defined]
     assert target.plan.kv_bytes == target.kv.pages.nbytes  # type: ignore[attr-defined]
 

@@ -46,18 +46,18 @@ def formulas(
     seed: int,
 ) -> list[int]:
     """Return what the head drafts by its definition, float32 throughout."""
-    config, arch = assistant.config, model.arch
+    config, arch, target = assistant.config, model.arch, model.arch.uniform
     w = {name: tensor(t.dequantize()) for name, t in assistant.tensors.items()}
-    cos, sin = map(torch.from_numpy, rope_tables(arch.head_dim, arch.rope_theta, arch.context_len))
+    cos, sin = map(torch.from_numpy, rope_tables(target.frequencies, arch.context_len))
 
     def rms(x: Any, name: str) -> Any:
         return x / torch.sqrt((x * x).mean() + arch.norm_eps) * w[name]
 
     def rope(q: Any, at: int) -> Any:
-        heads = q.view(config.num_heads, arch.head_dim // 2, 2)
+        heads = q.view(config.num_heads, target.head_dim // 2, 2)
         a, b = heads[..., 0], heads[..., 1]
         turned = torch.stack([a * cos[at] - b * sin[at], a * sin[at] + b * cos[at]], dim=2)
-        return turned.view(config.num_heads, arch.head_dim)
+        return turned.view(config.num_heads, target.head_dim)
 
     def keys_and_values(layer: int) -> tuple[Any, Any]:
         read = [model.kv.read(layer, int(page)) for page in pages]
@@ -73,10 +73,10 @@ def formulas(
         for n, layer in enumerate(config.kv_layers):
             q = rope(w[f"layers.{n}.q"] @ rms(x, f"layers.{n}.attn_norm"), position + j)
             keys, values = keys_and_values(layer)
-            group = config.num_heads // arch.num_kv_heads
+            group = config.num_heads // target.num_kv_heads
             heads = []
             for h in range(config.num_heads):
-                scores = keys[:, h // group] @ q[h] / math.sqrt(arch.head_dim)
+                scores = keys[:, h // group] @ q[h] / math.sqrt(target.head_dim)
                 heads.append(torch.softmax(scores, 0) @ values[:, h // group])
             x = x + w[f"layers.{n}.attn_out"] @ torch.cat(heads)
             y = rms(x, f"layers.{n}.ffn_norm")

@@ -9,7 +9,15 @@ import pytest
 
 from slipstream.models.arch import Arch
 from slipstream.models.weights import Tensor
-from tests.tiny import TinyTensors, make_backend, make_rows, tiny_arch, tiny_model, tiny_tensors
+from tests.tiny import (
+    ROPE_THETA,
+    TinyTensors,
+    make_backend,
+    make_rows,
+    tiny_arch,
+    tiny_model,
+    tiny_tensors,
+)
 
 torch = pytest.importorskip("torch", reason="parity needs torch")
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
@@ -17,37 +25,37 @@ transformers = pytest.importorskip("transformers", reason="parity needs transfor
 LENGTH = 75  # five pages, the last one partly filled
 TOLERANCE = 1e-4  # of the logits' standard deviation; float32 sums in another order
 
-SHAPES = {
-    "grouped": tiny_arch(),
-    "untied": tiny_arch(tied_embedding=False),
-    "one_kv_head": tiny_arch(num_kv_heads=1, head_dim=32),
-    "every_head": tiny_arch(num_kv_heads=4, num_layers=3, ffn_size=160),
-    "long_rope": tiny_arch(rope_theta=500000.0, hidden_size=96, num_heads=6, norm_eps=1e-6),
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "untied": {"tied_embedding": False},
+    "one_kv_head": {"num_kv_heads": 1, "head_dim": 32},
+    "every_head": {"num_kv_heads": 4, "num_layers": 3, "ffn_size": 160},
+    "long_rope": {"rope_theta": 500000.0, "hidden_size": 96, "num_heads": 6, "norm_eps": 1e-6},
 }
 
 
 def half_split(matrix: np.ndarray, arch: Arch) -> np.ndarray:
     """Reorder q or k outputs so that pair (2i, 2i+1) of a head becomes (i, i + D/2)."""
-    if not arch.rope_interleaved:
+    if not arch.uniform.rope_interleaved:
         return matrix
-    heads = matrix.reshape(-1, arch.head_dim // 2, 2, matrix.shape[1])
+    heads = matrix.reshape(-1, arch.uniform.head_dim // 2, 2, matrix.shape[1])
     return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(matrix.shape)
 
 
-def llama_of(tensors: TinyTensors) -> Any:
+def llama_of(tensors: TinyTensors, rope_theta: float) -> Any:
     """Return transformers' LlamaForCausalLM with the same dequantized weights."""
-    arch = tensors.arch
+    arch, heads = tensors.arch, tensors.arch.uniform
     config = transformers.LlamaConfig(
         vocab_size=arch.vocab_size,
         hidden_size=arch.hidden_size,
         intermediate_size=arch.ffn_size,
         num_hidden_layers=arch.num_layers,
-        num_attention_heads=arch.num_heads,
-        num_key_value_heads=arch.num_kv_heads,
-        head_dim=arch.head_dim,
+        num_attention_heads=heads.num_heads,
+        num_key_value_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
         max_position_embeddings=arch.context_len,
         rms_norm_eps=arch.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": arch.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         tie_word_embeddings=arch.tied_embedding,
         attn_implementation="eager",
         bos_token_id=None,
@@ -95,11 +103,13 @@ def ours(tensors: TinyTensors, ids: np.ndarray, **options: Any) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["f32", "q4_1"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_equal_transformers_llama(shape: str, kind: str, interleaved: bool) -> None:
-    arch = tiny_arch(**{**vars(SHAPES[shape]), "rope_interleaved": interleaved})
+    changes = {"rope_theta": ROPE_THETA, **SHAPES[shape]}
+    arch = tiny_arch(**changes, rope_interleaved=interleaved)
     tensors = tiny_tensors(arch, kind=kind, seed=7)
     ids = np.random.default_rng(8).integers(0, arch.vocab_size, LENGTH)
     with torch.inference_mode():
-        expected = llama_of(tensors)(torch.from_numpy(ids)[None]).logits[0].numpy()
+        llama = llama_of(tensors, changes["rope_theta"])
+        expected = llama(torch.from_numpy(ids)[None]).logits[0].numpy()
     assert worst_error(ours(tensors, ids, kv_dtype="f32"), expected) < TOLERANCE
 
 

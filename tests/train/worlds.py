@@ -12,7 +12,7 @@ from slipstream.train.head import Head, Weights
 from slipstream.train.target import TargetModel
 from slipstream.train.turns import TurnScript
 from tests.assistants import random_assistant
-from tests.tiny import ARCH, TinyTensors, tiny_tensors
+from tests.tiny import ARCH, ROPE_THETA, TinyTensors, tiny_tensors
 
 CPU = torch.device("cpu")
 SCRIPT = TurnScript(
@@ -70,7 +70,7 @@ def drafts_one_by_one(
     k: int,
 ) -> list[int]:
     """Draft from the anchor at position p of one sequence, in float64, as the format defines it."""
-    arch, config = target.arch, head.config
+    arch, heads, config = target.arch, target.attention, head.config
     w = {name: value.double() for name, value in weights.items()}
     trace = target.forward(ids[None], config.feature_layers, config.kv_layers)
 
@@ -85,19 +85,19 @@ def drafts_one_by_one(
     for j in range(k):
         x = w["embed.weight"] @ rms(target.embedding[token].double(), w["embed.norm"])
         x = x + w["state.weight"] @ rms(state, w["state.norm"])
-        angles = (p + j) * arch.rope_theta ** (
-            -2 * torch.arange(arch.head_dim // 2).double() / arch.head_dim
+        angles = (p + j) * ROPE_THETA ** (
+            -2 * torch.arange(heads.head_dim // 2).double() / heads.head_dim
         )
         for n, (keys, values) in enumerate(trace.kv):
-            q = (w[f"layers.{n}.q"] @ rms(x, w[f"layers.{n}.attn_norm"])).view(-1, arch.head_dim)
+            q = (w[f"layers.{n}.q"] @ rms(x, w[f"layers.{n}.attn_norm"])).view(-1, heads.head_dim)
             a, b = q[:, 0::2], q[:, 1::2]
             q = torch.stack(
                 [a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], 2
             ).flatten(1)
             mixed = []
             for number, query in enumerate(q):
-                kv_head = number // (len(q) // arch.num_kv_heads)
-                scores = keys[0, kv_head, :p].double() @ query / arch.head_dim**0.5
+                kv_head = number // (len(q) // heads.num_kv_heads)
+                scores = keys[0, kv_head, :p].double() @ query / heads.head_dim**0.5
                 mixed.append(scores.softmax(0) @ values[0, kv_head, :p].double())
             x = x + w[f"layers.{n}.attn_out"] @ torch.cat(mixed)
             y = rms(x, w[f"layers.{n}.ffn_norm"])

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from slipstream.errors import LoadError, MismatchError
-from slipstream.models.loading.assistant import read_assistant, write_assistant
+from slipstream.models.loading.assistant import AssistantTarget, read_assistant, write_assistant
 from slipstream.models.loading.assistant_tensors import quantize
 from slipstream.models.weights import QuantizedTensor
 from tests.assistants import random_assistant, write_random_assistant
@@ -185,10 +185,11 @@ def test_wrong_tensors_are_refused(
 @pytest.mark.parametrize("field", ["hidden_size", "num_layers", "vocab_size", "rope_theta"])
 def test_a_foreign_target_is_refused_with_both_values(tmp_path: Path, field: str) -> None:
     path = write_random_assistant(tmp_path / "a", ARCH, HASH)
-    other = tiny_arch(**{field: 2 * getattr(ARCH, field)})
+    other = tiny_arch(**{field: 2 * getattr(AssistantTarget.of(ARCH, HASH), field)})
     with pytest.raises(MismatchError) as caught:
         read_assistant(path, other, HASH)
-    for value in (field, repr(getattr(ARCH, field)), repr(getattr(other, field))):
+    targets = [AssistantTarget.of(arch, HASH) for arch in (ARCH, other)]
+    for value in (field, *(repr(getattr(target, field)) for target in targets)):
         assert value in str(caught.value)
 
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import LoadError
+from slipstream.models.arch import plain_frequencies
 from slipstream.models.loading import cursor, open_model
 from slipstream.models.loading.arch_map import read_arch
 from slipstream.models.loading.gguf import read_gguf
@@ -138,10 +139,13 @@ def test_real_file_has_the_known_shape() -> None:
     assert len(file.tensors) == 272
     assert {item.format.name for item in file.tensors.values()} == {"F32", "Q4_1", "Q8_0"}
     assert (arch.num_layers, arch.hidden_size, arch.ffn_size) == (30, 576, 1536)
-    assert (arch.num_heads, arch.num_kv_heads, arch.head_dim) == (9, 3, 64)
-    assert (arch.vocab_size, arch.context_len, arch.rope_theta) == (49152, 8192, 100000.0)
+    heads = arch.uniform
+    assert (heads.num_heads, heads.num_kv_heads, heads.head_dim) == (9, 3, 64)
+    assert heads.frequencies == plain_frequencies(64, 100000.0)
+    assert (arch.vocab_size, arch.context_len) == (49152, 8192)
     assert arch.tied_embedding
-    assert arch.rope_interleaved
+    assert heads.rope_interleaved
+    assert not arch.features
 
 
 def test_unused_space_between_tensors_and_behind_them_is_allowed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from slipstream.engine.pairing import Pairing
 from slipstream.engine.target import build_target
 from slipstream.errors import ConfigError
 from slipstream.kernels.ops import Backend
-from slipstream.models.arch import Arch
+from slipstream.models.arch import Arch, AttentionArch, plain_frequencies, score_scale
 from slipstream.models.decoder import DecoderWeights, LayerWeights
 from slipstream.models.weights import DenseTensor, QuantizedTensor
 
@@ -30,34 +30,49 @@ PREFIX = "random:"
 GROUP = 64
 _CODE_DEVIATION, _MIDDLE_CODE = 4.61, 7.5  # of codes uniform in 0..15
 _SHARP = 4.0  # gain of the output, so that logits are as far apart as a trained model's
-_COMMON: dict[str, Any] = {
-    "family": "random",
-    "num_kv_heads": 8,
-    "context_len": 40_960,
-    "norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "rope_interleaved": False,
-}
+
+
+def shape(
+    *, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int, **fields: Any
+) -> Arch:
+    """Return a decoder of equal layers; `fields` are the rest of `Arch`."""
+    attention = AttentionArch(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        frequencies=plain_frequencies(head_dim, 1e6),
+        rope_interleaved=False,
+        scale=score_scale(head_dim),
+    )
+    common: dict[str, Any] = {"family": "random", "context_len": 40_960, "norm_eps": 1e-6}
+    return Arch(
+        num_layers=num_layers,
+        attention=(attention,) * num_layers,
+        kv_layers=tuple(range(num_layers)),
+        **(common | fields),
+    )
+
+
 SHAPES = {
-    "8b": Arch(
+    "8b": shape(
         num_layers=32,
         hidden_size=4096,
         ffn_size=14336,
         num_heads=32,
+        num_kv_heads=8,
         head_dim=128,
         vocab_size=128_256,
         tied_embedding=False,
-        **_COMMON,
     ),
-    "12b": Arch(
+    "12b": shape(
         num_layers=48,
         hidden_size=3840,
         ffn_size=15360,
         num_heads=16,
+        num_kv_heads=8,
         head_dim=256,
         vocab_size=262_144,
         tied_embedding=True,
-        **_COMMON,
     ),
 }
 
@@ -133,12 +148,7 @@ class Synthetic:
 
 def _draw(arch: Arch, backend: Backend) -> DecoderWeights:
     rng = np.random.default_rng(0)
-    heads, kv_heads, dim, hidden = (
-        arch.num_heads,
-        arch.num_kv_heads,
-        arch.head_dim,
-        arch.hidden_size,
-    )
+    attention, hidden = arch.uniform, arch.hidden_size
 
     def tensor(n: int, k: int, gain: float = 1.0) -> QuantizedTensor:
         scale = rng.uniform(0.5, 1.5, (n, k // GROUP)) * gain / (_CODE_DEVIATION * k**0.5)
@@ -148,8 +158,8 @@ def _draw(arch: Arch, backend: Backend) -> DecoderWeights:
             bits=4, codes=codes, zero=0, scale=halves, bias=-np.float16(_MIDDLE_CODE) * halves
         )
 
-    qkv = tensor((heads + 2 * kv_heads) * dim, hidden)
-    attn_out = tensor(hidden, heads * dim)
+    qkv = tensor(attention.q_size + 2 * attention.kv_size, hidden)
+    attn_out = tensor(hidden, attention.q_size)
     gate_up = tensor(2 * arch.ffn_size, hidden)
     down = tensor(hidden, arch.ffn_size)
     norm = backend.vector(DenseTensor(values=np.ones(hidden, np.float32), dtype="f32"))

@@ -49,8 +49,7 @@ class Target:
         """Bytes of the KV of one token, all layers together."""
         if self.plan is not None:
             return self.plan.page_bytes // PAGE_SIZE
-        arch = self.arch
-        return 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * KV_ITEM_BYTES
+        return self.arch.kv_width * KV_ITEM_BYTES
 
 
 def build_target(

@@ -22,16 +22,31 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.models.arch import Arch
+from slipstream.models.arch import Activation, Arch
 from slipstream.models.weights import Tensor
 
 Int32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 Value = Any  # a back end's own handle, of shape (R, width)
 Weight = Any  # a back end's repacked matrix or vector
-KVLayer = Any  # a back end's pages of one layer
+KVLayer = Any  # a back end's pages of one layer, and that layer's AttentionArch
 
 PAGE_SIZE = 16  # positions a KV page holds; one AVX-512 vector of float32 scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadNorms:
+    """RMS norms of single heads, before rotation.
+
+    Attributes:
+        q: weight of shape (D,).
+        k: likewise; None where a layer has no keys of its own.
+        eps: also that of a norm of v, which has no weight.
+    """
+
+    q: Weight
+    k: Weight | None
+    eps: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,35 +128,76 @@ class StepResult:
 
 
 class SharedOps(Protocol):
-    """What any forward may do. R rows, H hidden, F ffn, D head_dim, V vocabulary."""
+    """What any forward may do. R rows, H hidden, F ffn, D head_dim, V vocabulary.
 
-    def embed(self, table: Weight) -> Value:
-        """Return the embedding rows of the rows' tokens, float32 of shape (R, H)."""
+    A back end that does not run an argument, other than at its default, raises LoadError.
+    """
+
+    def embed(self, table: Weight, scale: float = 1.0) -> Value:
+        """Return scale * the embedding rows of the rows' tokens, float32 of shape (R, H)."""
 
     def rms_norm(self, x: Value, weight: Weight, eps: float) -> Value:
         """Return x / sqrt(mean(x**2) + eps) * weight, shape (R, H)."""
 
-    def linear(self, x: Value, weight: Weight, residual: Value | None = None) -> Value:
-        """Return x @ weight.T, plus residual if given; shape (R, N), N fused outputs."""
+    def linear(
+        self,
+        x: Value,
+        weight: Weight,
+        residual: Value | None = None,
+        bias: Weight | None = None,
+    ) -> Value:
+        """Return x @ weight.T + bias + residual; shape (R, N), N fused outputs.
 
-    def gated(self, gate_up: Value) -> Value:
-        """Return silu(gate) * up for gate_up of shape (R, 2 F): gate first; shape (R, F)."""
+        Args:
+            bias: a vector of shape (N,), added first.
+        """
+
+    def norm_add(
+        self, residual: Value, x: Value, weight: Weight, eps: float, scale: float = 1.0
+    ) -> Value:
+        """Return (residual + rms_norm(x, weight, eps)) * scale, shape (R, H)."""
+
+    def gated(self, gate_up: Value, activation: Activation = "silu") -> Value:
+        """Return activation(gate) * up for gate_up of shape (R, 2 F): gate first; shape (R, F).
+
+        silu(x) is x / (1 + exp(-x)); gelu_tanh(x) is x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715
+        x**3))) (Hendrycks, Gimpel 2016, arXiv 1606.08415, section 2).
+        """
 
 
 class Ops(SharedOps, Protocol):
     """The functions of a target's forward."""
 
-    def rope_append(self, qkv: Value, kv: KVLayer) -> Value:
-        """Rotate q and k by their positions, write k and v to pages; return q (R, heads * D)."""
+    def rope_append(self, qkv: Value, kv: KVLayer, norms: HeadNorms | None = None) -> Value:
+        """Norm and rotate q and k by their positions, write k and v; return q (R, heads * D).
+
+        Norms come first, then the rotation; v has a norm where `AttentionArch.v_norm` says so, and
+        is k as it comes where `k_is_v` does.
+
+        Args:
+            qkv: of shape (R, (heads + 2 kv_heads) * D), without the v part where k is v.
+            norms: of q and k, where `AttentionArch.qk_norm` says so.
+        """
+
+    def rope(self, q: Value, kv: KVLayer, norms: HeadNorms | None = None) -> Value:
+        """Norm and rotate q (R, heads * D) of a layer that attends to another's KV."""
 
     def attention(self, q: Value, kv: KVLayer) -> Value:
-        """Return causal attention of q over the pages, this step's own rows included."""
+        """Return causal attention of q over the pages, this step's own rows included.
+
+        Scale, window and soft-cap are those of the layer's `AttentionArch`. A row at position p
+        with a window w sees positions p - w + 1 to p.
+        """
 
     def keep(self, x: Value) -> None:
         """Let x stand until the next step, for drafters that read it; this computes nothing."""
 
-    def logits(self, x: Value, weight: Weight) -> Value:
-        """Return x[Rows.logit_rows] @ weight.T, float32 of shape (L, V)."""
+    def logits(self, x: Value, weight: Weight, softcap: float = 0.0) -> Value:
+        """Return l = x[Rows.logit_rows] @ weight.T, float32 of shape (L, V).
+
+        Args:
+            softcap: above 0, l becomes softcap * tanh(l / softcap), before anything is chosen.
+        """
 
 
 class DraftOps(SharedOps, Protocol):
@@ -156,11 +212,14 @@ class DraftOps(SharedOps, Protocol):
         It may feed a norm only.
         """
 
-    def rope(self, q: Value, kv: KVLayer, num_heads: int) -> Value:
-        """Rotate q (R, num_heads * D) by the rows' positions in this draft step."""
+    def rope(self, q: Value, kv: KVLayer, num_heads: int, norms: HeadNorms | None = None) -> Value:
+        """Norm and rotate q (R, num_heads * D) by the rows' positions in this draft step."""
 
     def attention(self, q: Value, kv: KVLayer, num_heads: int) -> Value:
-        """Return attention of q over the positions before the anchor, in every draft step."""
+        """Return attention of q over the positions before the anchor, in every draft step.
+
+        Where the layer has a window w, over the last w of them.
+        """
 
     def pick(self, x: Value, weight: Weight, token_ids: Int32) -> None:
         """Choose the rows' next tokens, which end this draft step and begin the next.
@@ -175,12 +234,16 @@ class DraftOps(SharedOps, Protocol):
 
 
 class KVCache(Protocol):
-    """The KV pages of every layer."""
+    """The KV pages of every layer that owns its keys and values.
+
+    All positions are kept, those that a window no longer sees included, so that a rollback is no
+    more than a shorter length.
+    """
 
     num_pages: int
 
     def layer(self, index: int) -> KVLayer:
-        """Return the pages of one layer, as `rope_append` and `attention` take them."""
+        """Return a layer's attention and the pages that it attends to, as the ops take them."""
 
     def read(self, layer: int, page: int) -> tuple[F32, F32]:
         """Return copies of K and V of one page, float32 of shape (16, kv_heads, D), for tests."""
@@ -222,7 +285,11 @@ class Backend(Protocol):
         """Take a vector of shape (N,), e.g. a norm's weight."""
 
     def kv_cache(self, arch: Arch, num_pages: int, max_len: int) -> KVCache:
-        """Allocate zeroed pages for every layer, with RoPE tables for positions < max_len."""
+        """Allocate zeroed pages for every owner, with RoPE tables for positions < max_len.
+
+        Raises:
+            LoadError: the decoder has what this back end does not run; it is named.
+        """
 
     def compile(self, forward: Callable[[Ops], Value], *, max_rows: int, max_logits: int) -> Step:
         """Return a step that runs `forward`, whose result is the logits value."""

@@ -156,7 +156,7 @@ class Distillation:
         config = AssistantConfig(
             target=AssistantTarget.of(arch, self.file.fingerprint),
             hidden_size=recipe.hidden_size or arch.hidden_size,
-            num_heads=arch.num_heads,
+            num_heads=arch.uniform.num_heads,
             ffn_size=recipe.ffn_size or arch.ffn_size,
             feature_layers=recipe.given_layers("feature_layers", arch)
             or choose_feature_layers(arch.num_layers),

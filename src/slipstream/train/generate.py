@@ -153,8 +153,8 @@ class _Cache:
     """K and V of all positions so far, one decoding step at a time."""
 
     def __init__(self, target: TargetModel, batch: int, length: int) -> None:
-        arch = target.arch
-        shape = (2, batch, arch.num_kv_heads, length, arch.head_dim)
+        heads = target.attention
+        shape = (2, batch, heads.num_kv_heads, length, heads.head_dim)
         self._target = target
         self._kv = [
             torch.empty(shape, device=target.device, dtype=target.dtype) for _ in target.layers

@@ -83,7 +83,8 @@ class Head:
 
 
 def _layer(arch: Arch) -> Callable[..., Tensor]:
-    eps, width, interleaved = arch.norm_eps, arch.head_dim, arch.rope_interleaved
+    eps, attention = arch.norm_eps, arch.uniform
+    width, interleaved = attention.head_dim, attention.rope_interleaved
 
     def layer(
         x: Tensor,
@@ -132,7 +133,7 @@ def first_weights(
         gate, up = (matrix[: config.ffn_size] for matrix in layer.gate_up.chunk(2))
         taken |= {
             f"{at}attn_norm": layer.attn_norm,
-            f"{at}q": layer.qkv[: target.arch.num_heads * target.arch.head_dim],
+            f"{at}q": layer.qkv[: target.attention.q_size],
             f"{at}attn_out": layer.attn_out,
             f"{at}ffn_norm": layer.ffn_norm,
             f"{at}gate": gate,

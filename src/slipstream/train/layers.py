@@ -19,7 +19,7 @@ _SEQUENCES, _TOKENS = 8, 48
 @torch.no_grad()
 def copying_scores(target: TargetModel, seed: int = 0) -> list[float]:
     """Return, for each layer, the share of attention that its best KV head gives to copying."""
-    arch = target.arch
+    arch, attention = target.arch, target.attention
     generator = torch.Generator().manual_seed(seed)
     half = torch.randint(arch.vocab_size, (_SEQUENCES, _TOKENS), generator=generator)
     ids = torch.cat([half, half], 1).to(target.device)
@@ -30,12 +30,12 @@ def copying_scores(target: TargetModel, seed: int = 0) -> list[float]:
     scores = []
     for layer in target.layers:
         q, k, v = target.project(x, layer, cos, sin)
-        k = k.repeat_interleave(arch.num_heads // arch.num_kv_heads, 1)
-        v = v.repeat_interleave(arch.num_heads // arch.num_kv_heads, 1)
-        similar = (q @ k.mT).float() / arch.head_dim**0.5
+        k = k.repeat_interleave(attention.num_heads // attention.num_kv_heads, 1)
+        v = v.repeat_interleave(attention.num_heads // attention.num_kv_heads, 1)
+        similar = (q @ k.mT).float() / attention.head_dim**0.5
         shares = similar.masked_fill(above, -torch.inf).softmax(-1)
         by_head = shares[:, :, again, again - _TOKENS + 1].mean((0, 2))
-        scores.append(float(by_head.unflatten(0, (arch.num_kv_heads, -1)).mean(1).max()))
+        scores.append(float(by_head.unflatten(0, (attention.num_kv_heads, -1)).mean(1).max()))
         x = target.finish(x, shares.to(v.dtype) @ v, layer)
     return scores
 

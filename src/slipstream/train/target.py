@@ -58,6 +58,9 @@ class TargetModel:
         arch: the decoder.
         weights: each tensor by its name in the file, float32.
         max_len: positions that a sequence may have.
+
+    Raises:
+        LoadError: the decoder is not a plain llama.
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class TargetModel:
         def take(*names: str) -> Tensor:
             return torch.cat([weights[name] for name in names]).to(device, dtype)
 
+        arch.require((), "distillation")
         self.arch, self.device, self.dtype, self.max_len = arch, device, dtype, max_len
+        self.attention = arch.uniform
         self.embedding = take(EMBEDDING)
         self.norm = take(NORM)
         self.output = self.embedding if arch.tied_embedding else take(OUTPUT)
@@ -90,7 +95,7 @@ class TargetModel:
                 )
             )
         self._project, self._finish = fuse(_project(arch), device), fuse(_finish(arch), device)
-        tables = rope_tables(arch.head_dim, arch.rope_theta, max_len)
+        tables = rope_tables(self.attention.frequencies, max_len)
         self.cos, self.sin = (torch.from_numpy(table).to(device) for table in tables)
 
     @torch.no_grad()
@@ -138,8 +143,9 @@ class TargetModel:
 
 
 def _project(arch: Arch) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    eps, width, interleaved = arch.norm_eps, arch.head_dim, arch.rope_interleaved
-    num_heads, both = arch.num_heads, arch.num_heads + arch.num_kv_heads
+    eps, attention = arch.norm_eps, arch.uniform
+    width, interleaved = attention.head_dim, attention.rope_interleaved
+    num_heads, both = attention.num_heads, attention.num_heads + attention.num_kv_heads
 
     def project(x: Tensor, norm: Tensor, qkv: Tensor, cos: Tensor, sin: Tensor) -> Any:
         heads = F.linear(F.rms_norm(x, norm.shape, norm, eps), qkv)
@@ -169,7 +175,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     Args:
         x: of shape (..., T, head_dim).
         cos, sin: float32 of shape (T, head_dim / 2), as `kernels.rope` tabulates them.
-        interleaved: as in `Arch`.
+        interleaved: as in `AttentionArch`.
     """
     if interleaved:
         first, second = x[..., 0::2], x[..., 1::2]

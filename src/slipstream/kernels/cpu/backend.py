@@ -10,13 +10,14 @@ import numpy as np
 from slipstream.errors import CapacityError, ConfigError, LoadError
 from slipstream.kernels.cpu import _native
 from slipstream.kernels.cpu.draft import CpuDraft, DraftRecorder
-from slipstream.kernels.cpu.recorder import CpuStep, Recorder
+from slipstream.kernels.cpu.recorder import WHO, CpuStep, Recorder
 from slipstream.kernels.ops import F32, PAGE_SIZE, DraftOps, Ops, Step, Value
 from slipstream.kernels.rope import rope_tables
-from slipstream.models.arch import Arch
+from slipstream.models.arch import SLOWER, Arch
 from slipstream.models.weights import QuantizedTensor, Tensor
 
 ISA_PATHS = ("avx512", "portable")
+SUPPORTED: frozenset[str] = frozenset()  # features of `Arch` beyond a plain llama
 
 
 def available_threads() -> int:
@@ -134,22 +135,24 @@ class CpuKVCache:
     """fp16 pages of 16 positions: K with positions innermost, V with head_dim innermost."""
 
     def __init__(self, arch: Arch, num_pages: int, max_len: int) -> None:
-        if arch.head_dim % PAGE_SIZE or arch.head_dim > _native.MAX_HEAD_DIM:
+        arch.require(SUPPORTED, WHO, SLOWER)
+        attention = arch.uniform
+        if attention.head_dim % PAGE_SIZE or attention.head_dim > _native.MAX_HEAD_DIM:
             raise LoadError(
-                f"the cpu back end takes head sizes that are multiples of {PAGE_SIZE} up to "
-                f"{_native.MAX_HEAD_DIM}, got {arch.head_dim}"
+                f"{WHO} takes head sizes that are multiples of {PAGE_SIZE} up to "
+                f"{_native.MAX_HEAD_DIM}, got {attention.head_dim}"
             )
         self.num_pages = num_pages
         self.max_len = max_len
-        self._arch = arch
-        self._rope = rope_tables(arch.head_dim, arch.rope_theta, max_len)
+        self._attention = attention
+        self._rope = rope_tables(attention.frequencies, max_len)
         self._pages = _native.KV(
             arch.num_layers,
             num_pages,
-            arch.num_heads,
-            arch.num_kv_heads,
-            arch.head_dim,
-            arch.rope_interleaved,
+            attention.num_heads,
+            attention.num_kv_heads,
+            attention.head_dim,
+            attention.rope_interleaved,
             *self._rope,
         )
 
@@ -165,16 +168,16 @@ class CpuKVCache:
     @property
     def width(self) -> int:
         """Columns of q: heads times head_dim."""
-        return self._arch.num_heads * self._arch.head_dim
+        return self._attention.q_size
 
     @property
     def head_dim(self) -> int:
         """Columns of a head."""
-        return self._arch.head_dim
+        return self._attention.head_dim
 
     def read(self, layer: int, page: int) -> tuple[F32, F32]:
         """Return copies of K and V of one page, float32 of shape (16, kv_heads, D)."""
-        heads, d = self._arch.num_kv_heads, self._arch.head_dim
+        heads, d = self._attention.num_kv_heads, self._attention.head_dim
         k = self._pages.read(layer, page, False).view(np.float16).astype(np.float32)
         v = self._pages.read(layer, page, True).view(np.float16).astype(np.float32)
         return (

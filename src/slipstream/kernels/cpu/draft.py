@@ -11,8 +11,17 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.cpu import _native
-from slipstream.kernels.cpu.recorder import Buffer, CpuStep, Handle, SharedRecorder, plain, source
-from slipstream.kernels.ops import DraftRows, Int32
+from slipstream.kernels.cpu.recorder import (
+    Buffer,
+    CpuStep,
+    Handle,
+    SharedRecorder,
+    plain,
+    refuse_unless,
+    source,
+)
+from slipstream.kernels.ops import DraftRows, HeadNorms, Int32
+from slipstream.models.arch import EMBEDDING_SCALE, QK_NORM
 
 
 class DraftRecorder(SharedRecorder):
@@ -29,14 +38,16 @@ class DraftRecorder(SharedRecorder):
         self._buffers.append(("borrow", (self._target.program, slot)))
         return Buffer(len(self._buffers) - 1, width)
 
-    def embed(self, table: Any) -> Buffer:
+    def embed(self, table: Any, scale: float = 1.0) -> Buffer:
         """Record the embedding of the step's tokens."""
+        refuse_unless(scale == 1, EMBEDDING_SCALE)
         out = self._buffer(table.k, own=True)
         self._call("embed", table, out.slot)
         return out
 
-    def rope(self, q: Buffer, kv: Any, num_heads: int) -> Buffer:
+    def rope(self, q: Buffer, kv: Any, num_heads: int, norms: HeadNorms | None = None) -> Buffer:
         """Record the rotation of q."""
+        refuse_unless(norms is None, QK_NORM)
         return self._of_heads("rope", q, kv, num_heads)
 
     def attention(self, q: Buffer, kv: Any, num_heads: int) -> Buffer:

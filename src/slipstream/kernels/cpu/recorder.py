@@ -14,7 +14,21 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.cpu import _native
-from slipstream.kernels.ops import F32, Rows, StepResult
+from slipstream.kernels.ops import F32, HeadNorms, Rows, StepResult
+from slipstream.models.arch import (
+    EMBEDDING_SCALE,
+    GELU,
+    LOGIT_SOFTCAP,
+    POST_NORMS,
+    QK_NORM,
+    QKV_BIAS,
+    SHARED_KV,
+    SLOWER,
+    Activation,
+    unsupported,
+)
+
+WHO = "the cpu back end"
 
 
 @dataclass(eq=False)
@@ -54,16 +68,26 @@ class SharedRecorder:
         self._keep.append(weight)
         return Prologue(plain(x), "norm", x.width, weight, eps)
 
-    def gated(self, gate_up: Buffer) -> Prologue:
+    def gated(self, gate_up: Buffer, activation: Activation = "silu") -> Prologue:
         """Defer the activation to the product that consumes it."""
+        refuse_unless(activation == "silu", GELU)
         return Prologue(plain(gate_up), "gated", gate_up.width // 2)
 
-    def linear(self, x: Handle, weight: Any, residual: Buffer | None = None) -> Buffer:
+    def linear(
+        self, x: Handle, weight: Any, residual: Buffer | None = None, bias: F32 | None = None
+    ) -> Buffer:
         """Record x @ weight.T (+ residual)."""
+        refuse_unless(bias is None, QKV_BIAS)
         operand = source(x, weight)
         out = self._buffer(weight.n)
         self._call("linear", *operand, weight, -1 if residual is None else residual.slot, out.slot)
         return out
+
+    def norm_add(
+        self, residual: Buffer, x: Buffer, weight: F32, eps: float, scale: float = 1.0
+    ) -> Buffer:
+        """Refuse."""
+        raise unsupported("the model", [POST_NORMS], WHO, SLOWER)
 
     def _call(self, name: str, *arguments: Any) -> None:
         self._calls.append((name, arguments))
@@ -94,19 +118,25 @@ class Recorder(SharedRecorder):
         self._kept: list[Buffer] = []
         self._vocab = 0
 
-    def embed(self, table: Any) -> Buffer:
+    def embed(self, table: Any, scale: float = 1.0) -> Buffer:
         """Record the embedding of `Rows.token_ids`."""
+        refuse_unless(scale == 1, EMBEDDING_SCALE)
         out = self._buffer(table.k)
         self._call("embed", table, out.slot)
         return out
 
-    def rope_append(self, qkv: Buffer, kv: Any) -> Buffer:
+    def rope_append(self, qkv: Buffer, kv: Any, norms: HeadNorms | None = None) -> Buffer:
         """Record rotation and the write of K and V."""
+        refuse_unless(norms is None, QK_NORM)
         cache, layer = kv
         out = self._buffer(cache.width)
         self._keep.append(cache)
         self._call("rope_append", plain(qkv).slot, cache.native, layer, out.slot)
         return out
+
+    def rope(self, q: Buffer, kv: Any, norms: HeadNorms | None = None) -> Buffer:
+        """Refuse."""
+        raise unsupported("the model", [SHARED_KV], WHO, SLOWER)
 
     def attention(self, q: Buffer, kv: Any) -> Buffer:
         """Record attention over the pages."""
@@ -119,8 +149,9 @@ class Recorder(SharedRecorder):
         """Never use the buffer of x again."""
         self._kept.append(plain(x))
 
-    def logits(self, x: Handle, weight: Any) -> None:
+    def logits(self, x: Handle, weight: Any, softcap: float = 0.0) -> None:
         """Record the output product over `Rows.logit_rows`."""
+        refuse_unless(softcap == 0, LOGIT_SOFTCAP)
         self._vocab = weight.n
         self._call("logits", *source(x, weight), weight)
 
@@ -133,6 +164,16 @@ class Recorder(SharedRecorder):
         )
         kept = [(buffer.slot, buffer.width) for buffer in self._kept]
         return CpuStep(program, logits, argmax, self._max_rows, share, kept, self._keep)
+
+
+def refuse_unless(neutral: bool, *features: str) -> None:
+    """Refuse an op's argument that is not the neutral one.
+
+    Raises:
+        LoadError: it names the features.
+    """
+    if not neutral:
+        raise unsupported("the model", features, WHO, SLOWER)
 
 
 def plain(x: Handle) -> Buffer:

@@ -15,11 +15,19 @@ import torch
 
 from slipstream.kernels.cuda.graphs import ROW_BUCKETS, CudaStep, Launch, bucket_of, captured
 from slipstream.kernels.cuda.inputs import Inputs
-from slipstream.kernels.cuda.kernels import DraftKernels, StepKernels
+from slipstream.kernels.cuda.kernels import DraftKernels, StepKernels, Vector
 from slipstream.kernels.cuda.linear import CudaWeight, embed
 from slipstream.kernels.cuda.pages import KVLayer
-from slipstream.kernels.cuda.recorder import THREADS, Buffer, Normed, Products, Recorder
-from slipstream.kernels.ops import DraftRows, Int32, Rows
+from slipstream.kernels.cuda.recorder import (
+    THREADS,
+    Buffer,
+    Normed,
+    Products,
+    Recorder,
+    refuse_unless,
+)
+from slipstream.kernels.ops import DraftRows, HeadNorms, Int32, Rows
+from slipstream.models.arch import EMBEDDING_SCALE, QK_NORM
 
 PICK_BLOCKS = 32  # of a row: 8,192 logits are then one a thread
 # Draw in draft.cu.
@@ -64,8 +72,9 @@ class DraftRecorder(Recorder):
         tensor = self._target.kept[index]
         return Kept(tensor, tensor.shape[1])
 
-    def embed(self, table: CudaWeight) -> Buffer:
+    def embed(self, table: CudaWeight, scale: float = 1.0) -> Buffer:
         """Record the embedding of the step's tokens."""
+        refuse_unless(scale == 1, EMBEDDING_SCALE)
         out = self._buffer(torch.float32, table.k)
         step, to = len(self._ends), out.tensor
         ids = self._tokens[step - 1] if step else None
@@ -78,16 +87,23 @@ class DraftRecorder(Recorder):
         return out
 
     def linear(
-        self, x: Buffer | Normed, weight: CudaWeight, residual: Buffer | None = None
+        self,
+        x: Buffer | Normed,
+        weight: CudaWeight,
+        residual: Buffer | None = None,
+        bias: Vector | None = None,
     ) -> Buffer:
         """Record x @ weight.T (+ residual)."""
         if isinstance(x, Normed) and isinstance(x.source, Kept):
             x = self._operand(x, weight, picks_rows=True)
-        return super().linear(x, weight, residual)
+        return super().linear(x, weight, residual, bias)
 
-    def rope(self, q: Buffer, kv: KVLayer, num_heads: int) -> Buffer:
+    def rope(  # type: ignore[override]
+        self, q: Buffer, kv: KVLayer, num_heads: int, norms: HeadNorms | None = None
+    ) -> Buffer:
         """Record the rotation of q."""
-        cache, arch, inputs = kv.cache, kv.cache.arch, self._inputs
+        refuse_unless(norms is None, QK_NORM)
+        cache, arch, inputs = kv.cache, kv.cache.attention, self._inputs
         if q.width != num_heads * arch.head_dim:
             raise ValueError(f"{num_heads} heads of {arch.head_dim} columns, got {q.width}")
         out = self._buffer(torch.float16, num_heads * cache.padded_dim)

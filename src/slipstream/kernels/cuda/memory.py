@@ -29,9 +29,10 @@ class CudaMemory:
 
     def workspace_bytes(self, arch: Arch, *, max_rows: int, max_logits: int, max_len: int) -> int:
         """Return what a step takes besides weights and pages: activations, logits, graphs."""
-        heads, dim, padded = arch.num_heads, arch.head_dim, padded_head_dim(arch)
+        attention = arch.uniform
+        heads, dim, padded = attention.num_heads, attention.head_dim, padded_head_dim(arch)
         streams = 4 * 3 * arch.hidden_size  # the residual before and after, and what is in between
-        products = 4 * ((heads + 2 * arch.num_kv_heads) * dim + 2 * arch.ffn_size)
+        products = 4 * ((heads + 2 * attention.num_kv_heads) * dim + 2 * arch.ffn_size)
         operands = 2 * (2 * arch.hidden_size + heads * (padded + dim) + arch.ffn_size)
         logits = max_logits * (4 * arch.vocab_size + 1024)
         slots = max(2, math.ceil(max_len / SPLIT))

@@ -19,9 +19,11 @@ import torch
 from slipstream.errors import CapacityError, LoadError
 from slipstream.kernels.ops import F32, PAGE_SIZE
 from slipstream.kernels.rope import rope_tables
-from slipstream.models.arch import Arch
+from slipstream.models.arch import SLOWER, Arch
 
 HEAD_MULTIPLE = 32  # columns of a 16-byte word of four lanes
+WHO = "the cuda back end"
+SUPPORTED: frozenset[str] = frozenset()  # features of `Arch` beyond a plain llama
 MAX_HEAD_DIM = 256  # beyond it the sums of sixteen rows do not fit a warp's registers
 
 
@@ -47,16 +49,18 @@ class CudaKVCache:
     """
 
     def __init__(self, arch: Arch, num_pages: int, max_len: int) -> None:
-        if arch.head_dim % 16 or arch.head_dim > MAX_HEAD_DIM:
+        arch.require(SUPPORTED, WHO, SLOWER)
+        attention = arch.uniform
+        if attention.head_dim % 16 or attention.head_dim > MAX_HEAD_DIM:
             raise LoadError(
-                f"the cuda back end takes head sizes that are multiples of 16 up to "
-                f"{MAX_HEAD_DIM}, got {arch.head_dim}"
+                f"{WHO} takes head sizes that are multiples of 16 up to "
+                f"{MAX_HEAD_DIM}, got {attention.head_dim}"
             )
-        self.arch = arch
+        self.attention = attention
         self.num_pages = num_pages
         self.max_len = max_len
         self.padded_dim = padded_head_dim(arch)
-        cos, sin = rope_tables(arch.head_dim, arch.rope_theta, max_len)
+        cos, sin = rope_tables(attention.frequencies, max_len)
         shape = (arch.num_layers, num_pages, page_bytes(arch) // arch.num_layers // 2)
         try:
             self.cos, self.sin = (torch.from_numpy(table).cuda() for table in (cos, sin))
@@ -73,11 +77,10 @@ class CudaKVCache:
 
     def read(self, layer: int, page: int) -> tuple[F32, F32]:
         """Return copies of K and V of one page, float32 of shape (16, kv_heads, D)."""
-        arch = self.arch
-        shape = (2, arch.num_kv_heads, -1)
+        shape = (2, self.attention.num_kv_heads, -1)
         k, v = self.pages[layer, page].cpu().numpy().reshape(shape).astype(np.float32)
         keys, values = _places(self.padded_dim)
-        head_dim = arch.head_dim
+        head_dim = self.attention.head_dim
         return tuple(  # type: ignore[return-value]
             heads[:, places].transpose(1, 0, 2)[:, :, :head_dim].copy()
             for heads, places in ((k, keys), (v, values))
@@ -91,12 +94,13 @@ class CudaKVCache:
 
 def padded_head_dim(arch: Arch) -> int:
     """Return the head size in pages and queries."""
-    return -(-arch.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    return -(-arch.uniform.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
 
 def page_bytes(arch: Arch) -> int:
     """Return the bytes of one page, all layers together."""
-    return 2 * 2 * arch.num_layers * arch.num_kv_heads * PAGE_SIZE * padded_head_dim(arch)
+    heads = arch.num_layers * arch.uniform.num_kv_heads
+    return 2 * 2 * heads * PAGE_SIZE * padded_head_dim(arch)
 
 
 def _places(padded_dim: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

@@ -30,7 +30,20 @@ from slipstream.kernels.cuda.kernels import (
     Vector,
 )
 from slipstream.kernels.cuda.linear import CudaWeight, embed, linear
-from slipstream.kernels.cuda.pages import KVLayer
+from slipstream.kernels.cuda.pages import WHO, KVLayer
+from slipstream.kernels.ops import HeadNorms
+from slipstream.models.arch import (
+    EMBEDDING_SCALE,
+    GELU,
+    LOGIT_SOFTCAP,
+    POST_NORMS,
+    QK_NORM,
+    QKV_BIAS,
+    SHARED_KV,
+    SLOWER,
+    Activation,
+    unsupported,
+)
 
 THREADS = 256
 PLAN_THREADS = 256
@@ -90,8 +103,9 @@ class Recorder:
         self._attention: dict[tuple[Any, ...], _Attention] = {}
         self._kept: list[Buffer] = []
 
-    def embed(self, table: CudaWeight) -> Buffer:
+    def embed(self, table: CudaWeight, scale: float = 1.0) -> Buffer:
         """Record the embedding of `Rows.token_ids`."""
+        refuse_unless(scale == 1, EMBEDDING_SCALE)
         out = self._buffer(torch.float32, table.k)
         inputs, to = self._inputs, out.tensor
         self._add(lambda rows, _: embed(inputs.token_ids, table, to, num_rows=rows))
@@ -102,18 +116,34 @@ class Recorder:
         return Normed(x, weight, eps)
 
     def linear(
-        self, x: Buffer | Normed, weight: CudaWeight, residual: Buffer | None = None
+        self,
+        x: Buffer | Normed,
+        weight: CudaWeight,
+        residual: Buffer | None = None,
+        bias: Vector | None = None,
     ) -> Buffer:
         """Record x @ weight.T (+ residual)."""
+        refuse_unless(bias is None, QKV_BIAS)
         source = self._operand(x, weight)
         out = self._buffer(torch.float32, weight.n)
         before = None if residual is None else residual.tensor
         self._product(source.tensor, weight, out.tensor, before, lambda rows, _: rows)
         return out
 
-    def rope_append(self, qkv: Buffer, kv: KVLayer) -> Buffer:
+    def norm_add(
+        self, residual: Buffer, x: Buffer, weight: Vector, eps: float, scale: float = 1.0
+    ) -> Buffer:
+        """Refuse."""
+        raise unsupported("the model", [POST_NORMS], WHO, SLOWER)
+
+    def rope(self, q: Buffer, kv: KVLayer, norms: HeadNorms | None = None) -> Buffer:
+        """Refuse."""
+        raise unsupported("the model", [SHARED_KV], WHO, SLOWER)
+
+    def rope_append(self, qkv: Buffer, kv: KVLayer, norms: HeadNorms | None = None) -> Buffer:
         """Record rotation and the write of K and V."""
-        cache, arch, inputs = kv.cache, kv.cache.arch, self._inputs
+        refuse_unless(norms is None, QK_NORM)
+        cache, arch, inputs = kv.cache, kv.cache.attention, self._inputs
         out = self._buffer(torch.float16, arch.num_heads * cache.padded_dim)
         heads = arch.num_heads + 2 * arch.num_kv_heads
         blocks = math.ceil(heads * cache.padded_dim // 2 / THREADS)
@@ -136,14 +166,15 @@ class Recorder:
 
     def attention(self, q: Buffer, kv: KVLayer) -> Buffer:
         """Record attention over the pages."""
-        return self._attend(q, kv, kv.cache.arch.num_heads)
+        return self._attend(q, kv, kv.cache.attention.num_heads)
 
     def keep(self, x: Buffer) -> None:
         """Never use the buffer of x again."""
         self._kept.append(x)
 
-    def gated(self, gate_up: Buffer) -> Buffer:
+    def gated(self, gate_up: Buffer, activation: Activation = "silu") -> Buffer:
         """Record the activation."""
+        refuse_unless(activation == "silu", GELU)
         width = gate_up.width // 2
         out = self._buffer(torch.bfloat16, width)
         blocks = math.ceil(width / 4 / THREADS)
@@ -156,8 +187,9 @@ class Recorder:
         )
         return out
 
-    def logits(self, x: Buffer | Normed, weight: CudaWeight) -> None:
+    def logits(self, x: Buffer | Normed, weight: CudaWeight, softcap: float = 0.0) -> None:
         """Record the output product over `Rows.logit_rows`, and its argmax."""
+        refuse_unless(softcap == 0, LOGIT_SOFTCAP)
         size = (self._max_logits, weight.n)
         logits = self._tensor(size, torch.float32)
         argmax = torch.zeros(self._max_logits, dtype=torch.int32).pin_memory()
@@ -195,7 +227,7 @@ class Recorder:
         )
 
     def _attend(self, q: Buffer, kv: KVLayer, num_heads: int) -> Buffer:
-        out = self._buffer(torch.bfloat16, num_heads * kv.cache.arch.head_dim)
+        out = self._buffer(torch.bfloat16, num_heads * kv.cache.attention.head_dim)
         shared = self._attention_of(kv, num_heads)
         self._add(shared.launch_of(q.tensor, kv, out.tensor, self._inputs))
         return out
@@ -257,7 +289,7 @@ class Recorder:
 
     def _attention_of(self, kv: KVLayer, num_heads: int) -> _Attention:
         """Return what the layers of one cache share; the first one plans the step's tiles."""
-        arch = kv.cache.arch
+        arch = kv.cache.attention
         key = (num_heads, arch.num_kv_heads, arch.head_dim)
         if key not in self._attention:
             shared = _Attention.of(kv, num_heads, self._kernels, self._max_rows)
@@ -284,6 +316,16 @@ class Recorder:
         return buffer
 
 
+def refuse_unless(neutral: bool, *features: str) -> None:
+    """Refuse an op's argument that is not the neutral one.
+
+    Raises:
+        LoadError: it names the features.
+    """
+    if not neutral:
+        raise unsupported("the model", features, WHO, SLOWER)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Attention:
     """What the attention launches of one cache's layers share.
@@ -307,7 +349,7 @@ class _Attention:
     @classmethod
     def of(cls, kv: KVLayer, num_heads: int, kernels: StepKernels, max_rows: int) -> _Attention:
         cache = kv.cache
-        group = num_heads // cache.arch.num_kv_heads
+        group = num_heads // cache.attention.num_kv_heads
         tile_rows = 16 // min(group, 16)
         slots = max(2, math.ceil(cache.max_len / SPLIT))
         record = cache.padded_dim + RECORD_EXTRA
@@ -339,8 +381,8 @@ class _Attention:
 
     def launch_of(self, q: torch.Tensor, kv: KVLayer, out: torch.Tensor, inputs: Inputs) -> Launch:
         """Return the launch of one layer."""
-        arch = kv.cache.arch
-        scale = math.log2(math.e) / math.sqrt(arch.head_dim)
+        arch = kv.cache.attention
+        scale = math.log2(math.e) * arch.scale
         heads = (self.num_heads, arch.num_kv_heads, arch.head_dim)
 
         def launch(rows: int, _: int) -> None:

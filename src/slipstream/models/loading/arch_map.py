@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.errors import LoadError
-from slipstream.models.arch import Arch
+from slipstream.models.arch import Arch, AttentionArch, plain_frequencies, score_scale
 from slipstream.models.loading.gguf import GgufFile, TensorInfo
 from slipstream.models.loading.metadata import (
     Metadata,
@@ -68,27 +68,20 @@ def read_arch(file: GgufFile) -> Arch:
     if embedding is None:
         raise LoadError(f"tensor {EMBEDDING} is missing")
     hidden = read_int(metadata, f"{family}.embedding_length", 1, _MAX_WIDTH)
-    heads = read_int(metadata, f"{family}.attention.head_count", 1, _MAX_WIDTH)
+    attention = _attention(metadata, family, hidden)
+    num_layers = read_int(metadata, f"{family}.block_count", 1, _MAX_LAYERS)
     arch = Arch(
         family=family,
-        num_layers=read_int(metadata, f"{family}.block_count", 1, _MAX_LAYERS),
+        num_layers=num_layers,
         hidden_size=hidden,
         ffn_size=read_int(metadata, f"{family}.feed_forward_length", 1, _MAX_WIDTH),
-        num_heads=heads,
-        num_kv_heads=read_int(metadata, f"{family}.attention.head_count_kv", 1, heads, heads),
-        head_dim=_head_dim(metadata, family, hidden, heads),
         vocab_size=embedding.shape[0],
         context_len=read_int(metadata, f"{family}.context_length", 1, _MAX_CONTEXT),
         norm_eps=read_float(metadata, f"{family}.attention.layer_norm_rms_epsilon"),
-        rope_theta=read_float(metadata, f"{family}.rope.freq_base", 10000.0),
-        rope_interleaved=True,
         tied_embedding=OUTPUT not in tensors,
+        attention=(attention,) * num_layers,
+        kv_layers=tuple(range(num_layers)),
     )
-    if arch.num_heads % arch.num_kv_heads:
-        raise LoadError(
-            f"head_count must be a multiple of head_count_kv, got {arch.num_heads} "
-            f"and {arch.num_kv_heads}"
-        )
     stated = read_int(metadata, f"{family}.vocab_size", 1, 1 << 31, arch.vocab_size)
     if stated != arch.vocab_size:
         raise LoadError(f"{family}.vocab_size is {stated}, but {EMBEDDING} has {arch.vocab_size}")
@@ -99,11 +92,11 @@ def read_arch(file: GgufFile) -> Arch:
 def expected_shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that the forward needs."""
     hidden, ffn = arch.hidden_size, arch.ffn_size
-    q_size, kv_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (arch.vocab_size, hidden), NORM: (hidden,)}
     if not arch.tied_embedding:
         shapes[OUTPUT] = (arch.vocab_size, hidden)
-    for index in range(arch.num_layers):
+    for index, attention in enumerate(arch.attention):
+        q_size, kv_size = attention.q_size, attention.kv_size
         layer = {
             "attn_norm": (hidden,),
             "attn_q": (q_size, hidden),
@@ -117,6 +110,26 @@ def expected_shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
         }
         shapes |= {f"blk.{index}.{name}.weight": shape for name, shape in layer.items()}
     return shapes
+
+
+def _attention(metadata: Metadata, family: str, hidden: int) -> AttentionArch:
+    """Return the attention that every layer has."""
+    heads = read_int(metadata, f"{family}.attention.head_count", 1, _MAX_WIDTH)
+    kv_heads = read_int(metadata, f"{family}.attention.head_count_kv", 1, heads, heads)
+    head_dim = _head_dim(metadata, family, hidden, heads)
+    theta = read_float(metadata, f"{family}.rope.freq_base", 10000.0)
+    if heads % kv_heads:
+        raise LoadError(
+            f"head_count must be a multiple of head_count_kv, got {heads} and {kv_heads}"
+        )
+    return AttentionArch(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        frequencies=plain_frequencies(head_dim, theta),
+        rope_interleaved=True,
+        scale=score_scale(head_dim),
+    )
 
 
 def _head_dim(metadata: Metadata, family: str, hidden: int, heads: int) -> int:

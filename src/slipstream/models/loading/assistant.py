@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import LoadError, MismatchError
-from slipstream.models.arch import Arch
+from slipstream.models.arch import Arch, AttentionArch, plain_frequencies
 from slipstream.models.loading.assistant_tensors import GROUP, I32, load_tensors, save_tensors
 from slipstream.models.weights import F32, Tensor
 
@@ -36,7 +36,8 @@ class AssistantTarget:
 
     Attributes:
         hash: the model file's fingerprint.
-        others: as in `Arch`.
+        rope_theta: base of its rotation, which is that of a plain llama.
+        others: as in `Arch` and `AttentionArch`.
     """
 
     hash: str
@@ -51,9 +52,24 @@ class AssistantTarget:
 
     @classmethod
     def of(cls, arch: Arch, fingerprint: str) -> AssistantTarget:
-        """Describe a model."""
-        names = [field.name for field in dataclasses.fields(cls) if field.name != "hash"]
-        return cls(hash=fingerprint, **{name: getattr(arch, name) for name in names})
+        """Describe a model.
+
+        Raises:
+            LoadError: a target that is not a plain llama; the format cannot describe it.
+        """
+        arch.require((), "an assistant of this format")
+        attention = arch.uniform
+        return cls(
+            hash=fingerprint,
+            family=arch.family,
+            hidden_size=arch.hidden_size,
+            num_layers=arch.num_layers,
+            vocab_size=arch.vocab_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            rope_theta=_rope_theta(attention),
+            norm_eps=arch.norm_eps,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +206,18 @@ def write_assistant(
         block["training"] = dict(training)
     text = json.dumps(block, indent=1, allow_nan=False)
     (path / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _rope_theta(attention: AttentionArch) -> float:
+    """Return the base that gives a layer's frequencies."""
+    if len(attention.frequencies) < 2:
+        return 1.0  # a single pair turns by the position itself, whatever the base
+    near = attention.frequencies[1] ** (-attention.head_dim / 2)
+    # Files hold it as a float32 or in a few digits; the power above is off by some last bits.
+    for theta in (float(f"{near:.9g}"), float(np.float32(near)), near):
+        if plain_frequencies(attention.head_dim, theta) == attention.frequencies:
+            return theta
+    raise LoadError("an assistant of this format needs a target with plain RoPE")
 
 
 def _read_config(path: Path) -> AssistantConfig:
