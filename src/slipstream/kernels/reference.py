@@ -1,4 +1,15 @@
-"""`ReferenceBackend`: weights, pages and steps in plain torch."""
+"""The reference back end: every op in plain torch, the definition of correct.
+
+Fast back ends are tested against it; it serves when no compiled one is there. Torch's own kernels
+are not row invariant (a matrix product may take another path at 3 rows than at 1), so nothing here
+ever sees two rows: each op takes its rows one by one, each row a fresh copy, so that shape and
+alignment are the same whatever rides along. A step runs on one thread, so the reduction order does
+not depend on the machine's setting. Attention reads K and V back from the pages, rounded to
+the cache's dtype, this step's own rows included. It runs every family that `Arch` can describe.
+
+The ops themselves are in `kernels.rowwise`. Not here: speed. A weight is held as float32 and read
+once per row.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +22,14 @@ import torch
 from torch import Tensor as TorchTensor
 
 from slipstream.kernels.ops import DraftOps, DraftRows, Int32, Ops, Rows, Step, StepResult
-from slipstream.kernels.reference.arithmetic import Rounding, rounding
-from slipstream.kernels.reference.draft import Drafted, ReferenceDraftOps
-from slipstream.kernels.reference.ops import Part, ReferenceOps
-from slipstream.kernels.reference.pages import ReferenceKVCache
+from slipstream.kernels.rowwise.arithmetic import Rounding, round_to_int8, rounding
+from slipstream.kernels.rowwise.draft import Drafted, ReferenceDraftOps
+from slipstream.kernels.rowwise.ops import Part, ReferenceOps
+from slipstream.kernels.rowwise.pages import ReferenceKVCache
 from slipstream.models.arch import Arch
 from slipstream.models.weights import QuantizedTensor, Tensor
+
+__all__ = ["ReferenceBackend", "ReferenceDraftOps", "ReferenceOps", "round_to_int8"]
 
 _KV_DTYPES = {"f16": torch.float16, "f32": torch.float32}
 

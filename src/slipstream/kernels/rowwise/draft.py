@@ -10,9 +10,9 @@ from torch import Tensor as TorchTensor
 
 from slipstream.kernels.noise import NoiseKey, gumbel, noise_bits
 from slipstream.kernels.ops import F32, DraftRows, HeadNorms, Int32
-from slipstream.kernels.reference.arithmetic import Rounding, attend
-from slipstream.kernels.reference.ops import Part, SharedOps, rotated_heads
-from slipstream.kernels.reference.pages import KVPages
+from slipstream.kernels.rowwise.arithmetic import Rounding, attend
+from slipstream.kernels.rowwise.ops import Part, SharedOps, rotated_heads
+from slipstream.kernels.rowwise.pages import KVPages
 
 
 class Drafted(Exception):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor as TorchTensor
 
 from slipstream.kernels.ops import PAGE_SIZE
-from slipstream.kernels.reference.pages import KVPages
+from slipstream.kernels.rowwise.pages import KVPages
 from slipstream.models.arch import Activation
 
 ACTIVATION_GROUP = 32  # columns that share one int8 scale, as the fast CPU kernels have it

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor as TorchTensor
 
 from slipstream.kernels.ops import PAGE_SIZE, HeadNorms, Int32, Rows
-from slipstream.kernels.reference.arithmetic import (
+from slipstream.kernels.rowwise.arithmetic import (
     Rounding,
     activated,
     attend,
@@ -19,7 +19,7 @@ from slipstream.kernels.reference.arithmetic import (
     normed_heads,
     rotate,
 )
-from slipstream.kernels.reference.pages import KVPages
+from slipstream.kernels.rowwise.pages import KVPages
 from slipstream.models.arch import Activation
 
 

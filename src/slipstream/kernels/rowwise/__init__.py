@@ -1,0 +1,1 @@
+"""The ops of the reference back end, row by row in plain torch."""
