@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.arch import Arch
-from slipstream.models.loading.arch_map import EMBEDDING, NORM, OUTPUT
+from slipstream.models.loading.checkpoint import EMBEDDING, NORM, OUTPUT
 from slipstream.train.head import Head, Weights
 from slipstream.train.target import TargetModel
 from slipstream.train.turns import TurnScript
@@ -26,20 +26,9 @@ def tiny_target(tensors: TinyTensors | None = None, max_len: int = 256) -> Targe
     named = {EMBEDDING: tensors.embedding, NORM: tensors.norm}
     if not tensors.arch.tied_embedding:
         named[OUTPUT] = tensors.output
-    parts = {
-        "attn_norm": "attn_norm",
-        "attn_q": "q",
-        "attn_k": "k",
-        "attn_v": "v",
-        "attn_output": "attn_out",
-        "ffn_norm": "ffn_norm",
-        "ffn_gate": "gate",
-        "ffn_up": "up",
-        "ffn_down": "down",
-    }
     for index, layer in enumerate(tensors.layers):
-        for name, field in parts.items():
-            named[f"blk.{index}.{name}.weight"] = getattr(layer, field)
+        for role, tensor in vars(layer).items():
+            named[f"layers.{index}.{role}"] = tensor
     weights = {
         name: torch.from_numpy(np.ascontiguousarray(tensor.dequantize()))
         for name, tensor in named.items()

@@ -118,6 +118,7 @@ class Arch:
         activation: of the MLP's gate.
         embedding_scale: multiplies the embedding rows.
         post_norms: a norm after attention and one after the MLP, before the residual is added.
+        layer_scales: the checkpoint scales the residual stream at each layer's end.
         logit_softcap: logits become logit_softcap * tanh(logits / logit_softcap); 0 for none.
     """
 
@@ -134,6 +135,7 @@ class Arch:
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     post_norms: bool = False
+    layer_scales: bool = False
     logit_softcap: float = 0.0
 
     def owns_kv(self, layer: int) -> bool:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from slipstream.kernels.rope import rope_tables
 from slipstream.models.arch import Arch
 from slipstream.models.loading import ModelFile
-from slipstream.models.loading.arch_map import EMBEDDING, NORM, OUTPUT
+from slipstream.models.loading.checkpoint import EMBEDDING, NORM, OUTPUT, tensor_shapes
 from slipstream.train.fuse import fuse
 
 
@@ -56,7 +56,7 @@ class TargetModel:
 
     Args:
         arch: the decoder.
-        weights: each tensor by its name in the file, float32.
+        weights: each tensor by its role, float32.
         max_len: positions that a sequence may have.
 
     Raises:
@@ -83,15 +83,15 @@ class TargetModel:
         self.output = self.embedding if arch.tied_embedding else take(OUTPUT)
         self.layers = []
         for index in range(arch.num_layers):
-            at = f"blk.{index}."
+            at = f"layers.{index}."
             self.layers.append(
                 TargetLayer(
-                    attn_norm=take(f"{at}attn_norm.weight"),
-                    qkv=take(*(f"{at}attn_{part}.weight" for part in "qkv")),
-                    attn_out=take(f"{at}attn_output.weight"),
-                    ffn_norm=take(f"{at}ffn_norm.weight"),
-                    gate_up=take(f"{at}ffn_gate.weight", f"{at}ffn_up.weight"),
-                    down=take(f"{at}ffn_down.weight"),
+                    attn_norm=take(f"{at}attn_norm"),
+                    qkv=take(*(f"{at}{part}" for part in "qkv")),
+                    attn_out=take(f"{at}attn_out"),
+                    ffn_norm=take(f"{at}ffn_norm"),
+                    gate_up=take(f"{at}gate", f"{at}up"),
+                    down=take(f"{at}down"),
                 )
             )
         self._project, self._finish = fuse(_project(arch), device), fuse(_finish(arch), device)
@@ -202,11 +202,9 @@ def load_target(
     Raises:
         LoadError: the file changed since it was opened, or cannot be read.
     """
-    with file.file.open() as source:
+    with file.checkpoint.open() as read:
         weights = {
-            name: torch.from_numpy(
-                np.ascontiguousarray(file.file.read_tensor(source, name).dequantize())
-            )
-            for name in file.file.tensors
+            role: torch.from_numpy(np.ascontiguousarray(read(role).dequantize()))
+            for role in tensor_shapes(file.arch)
         }
     return TargetModel(file.arch, weights, device=device, dtype=dtype, max_len=max_len)

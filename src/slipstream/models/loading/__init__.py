@@ -18,7 +18,8 @@ from slipstream.errors import LoadError
 from slipstream.kernels.ops import Backend
 from slipstream.models.arch import Arch
 from slipstream.models.decoder import DecoderWeights
-from slipstream.models.loading.arch_map import read_arch
+from slipstream.models.loading.arch_map import read_checkpoint
+from slipstream.models.loading.checkpoint import Checkpoint
 from slipstream.models.loading.gguf import GgufFile, read_gguf
 from slipstream.models.loading.metadata import Metadata, read_str
 from slipstream.models.loading.names import resolve_model
@@ -43,6 +44,7 @@ class ModelFile:
         tokenizer: its tokenizer.
         template: its chat template, if it has one.
         fingerprint: 32 hex digits that tell model files apart (header, size, samples of weights).
+        checkpoint: its tensors.
     """
 
     path: Path
@@ -51,7 +53,7 @@ class ModelFile:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     fingerprint: str
-    file: GgufFile
+    checkpoint: Checkpoint
 
     def load_weights(self, backend: Backend) -> DecoderWeights:
         """Read every tensor into the back end's own layout.
@@ -60,7 +62,7 @@ class ModelFile:
             LoadError: the file changed since it was opened, or cannot be read.
         """
         with _naming(self.path):
-            return load_decoder(self.file, self.arch, backend)
+            return load_decoder(self.checkpoint, backend)
 
 
 def open_model(path: str | os.PathLike[str]) -> ModelFile:
@@ -72,7 +74,8 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
     path = Path(path)
     with _naming(path):
         file = read_gguf(path)
-        arch = read_arch(file)
+        checkpoint = read_checkpoint(file)
+        arch = checkpoint.arch
         tokenizer = Tokenizer(file.metadata)
         if tokenizer.vocab_size != arch.vocab_size:
             raise LoadError(
@@ -85,7 +88,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
             tokenizer=tokenizer,
             template=_read_template(file.metadata, tokenizer),
             fingerprint=_fingerprint(file),
-            file=file,
+            checkpoint=checkpoint,
         )
 
 

@@ -1,62 +1,124 @@
 """What a checkpoint of any format looks like to the loader: a decoder and its tensors by role.
 
-A format is a reader plus a map from the names here to its own; `load_decoder` is written once
-against this. Names are "embedding", "norm", "output" and, in layer i, "layers.i.ROLE" with the
-roles of `tensor_shapes`. Tensors come one at a time, already in the form that `Arch` means: norms
-that are stored as w for 1 + w have the 1 added, q and k of one layer have rows in the order that
-`rope_interleaved` says.
+A format is a `Source`: tensors by the file's own names, read one at a time. A family says which of
+those names is which role. `bind` joins the two into a `Checkpoint`, and refuses tensors that are
+missing, misshapen or unexpected; `load_decoder` is written once against it.
+
+Roles are "embedding", "norm", "output" and, in layer i, "layers.i.ROLE" with the names of
+`tensor_shapes`.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from slipstream.errors import LoadError
 from slipstream.models.arch import Arch
-from slipstream.models.weights import Tensor
+from slipstream.models.weights import DenseTensor, Tensor
 
 EMBEDDING, NORM, OUTPUT = "embedding", "norm", "output"
+# Reads one tensor by name, to be let go before the next but one is read. Raises LoadError where it
+# cannot be read or the file changed since it was opened.
+TensorReader = Callable[[str], Tensor]
+_NORMS = ("norm", "attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm", "q_norm", "k_norm")
 
 
-class TensorReader(Protocol):
-    """An opened checkpoint's tensors."""
-
-    def __call__(self, name: str) -> Tensor:
-        """Read one tensor; it may be let go before the next.
-
-        Args:
-            name: one of `tensor_shapes`.
-
-        Raises:
-            LoadError: it cannot be read, or the file changed since it was opened.
-        """
-
-
-class Checkpoint(Protocol):
-    """A validated checkpoint: every tensor of `tensor_shapes(arch)` is there, in that shape."""
+class Source(Protocol):
+    """A file's or folder's tensors, by the names in it."""
 
     @property
-    def arch(self) -> Arch:
-        """The decoder."""
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of each tensor; a quantized matrix is one tensor, (outputs, inputs)."""
 
     def open(self) -> AbstractContextManager[TensorReader]:
         """Open the tensors for reading."""
 
 
-def layer_name(index: int, role: str) -> str:
-    """Return the name of one layer's tensor, e.g. "layers.3.q"."""
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A decoder and its tensors, which are all there.
+
+    Attributes:
+        arch: the decoder.
+        source: where the tensors are.
+        names: each role's name in the source.
+        norm_shift: what is added to norm weights: 1 where w is stored for 1 + w.
+    """
+
+    arch: Arch
+    source: Source
+    names: Mapping[str, str]
+    norm_shift: float = 0.0
+
+    @contextmanager
+    def open(self) -> Iterator[TensorReader]:
+        """Open the tensors for reading by role."""
+        with self.source.open() as read:
+
+            def by_role(role: str) -> Tensor:
+                tensor = read(self.names[role])
+                if self.norm_shift and role.rpartition(".")[2] in _NORMS:
+                    values = tensor.dequantize() + np.float32(self.norm_shift)
+                    return DenseTensor(values=values, dtype="f32")
+                return tensor
+
+            yield by_role
+
+
+def bind(
+    arch: Arch,
+    source: Source,
+    names: Mapping[str, str],
+    *,
+    norm_shift: float = 0.0,
+    unused: Collection[str] = (),
+) -> Checkpoint:
+    """Check a source against what its decoder needs.
+
+    Args:
+        names: each role's name in the source; it may name roles that the decoder does not have.
+        unused: names in the source that may be there and are not read.
+
+    Raises:
+        LoadError: a tensor is missing, misshapen or unexpected; it is named.
+    """
+    expected = {role: names[role] for role in tensor_shapes(arch)}
+    for role, shape in tensor_shapes(arch).items():
+        name = expected[role]
+        got = source.shapes.get(name)
+        if got is None:
+            raise LoadError(f"tensor {name} of shape {list(shape)} is missing")
+        if got != shape:
+            raise LoadError(f"tensor {name} must have shape {list(shape)}, got {list(got)}")
+    known = {*expected.values(), *unused}
+    for name in source.shapes:
+        if name not in known:
+            raise LoadError(
+                f"tensor {name} is unexpected: the forward would leave it out",
+                hint="the file holds a variant of the family that is not supported",
+            )
+    return Checkpoint(arch=arch, source=source, names=expected, norm_shift=norm_shift)
+
+
+def layer_role(index: int, role: str) -> str:
+    """Return the name of one layer's role, e.g. "layers.3.q"."""
     return f"layers.{index}.{role}"
 
 
 def tensor_shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every tensor that the forward needs."""
+    """Return the role and shape of every tensor that the forward needs."""
     hidden = arch.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (arch.vocab_size, hidden), NORM: (hidden,)}
     if not arch.tied_embedding:
         shapes[OUTPUT] = (arch.vocab_size, hidden)
     for index in range(arch.num_layers):
         layer = _layer_shapes(arch, index)
-        shapes |= {layer_name(index, role): shape for role, shape in layer.items()}
+        shapes |= {layer_role(index, role): shape for role, shape in layer.items()}
     return shapes
 
 
@@ -77,4 +139,6 @@ def _layer_shapes(arch: Arch, index: int) -> dict[str, tuple[int, ...]]:
     shapes |= {"gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}
     if arch.post_norms:
         shapes |= {"post_attn_norm": (hidden,), "post_ffn_norm": (hidden,)}
+    if arch.layer_scales:
+        shapes["scale"] = (1,)
     return shapes

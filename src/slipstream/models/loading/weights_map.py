@@ -1,4 +1,4 @@
-"""GGUF tensors to a back end's decoder weights, one fused matrix after the other.
+"""A checkpoint's tensors to a back end's decoder weights, one fused matrix after the other.
 
 The canonical form of a matrix lives only until the back end has repacked it, so the peak is the
 repacked model and the largest matrix's codes. q, k, v share one weight, and so do gate and up; a
@@ -7,66 +7,88 @@ tied output is the embedding's own weight, repacked once.
 
 from __future__ import annotations
 
-from io import BufferedReader
-
 import numpy as np
 
 from slipstream.errors import LoadError
 from slipstream.kernels.ops import Backend, Weight
-from slipstream.models.arch import Arch
 from slipstream.models.decoder import DecoderWeights, LayerWeights
-from slipstream.models.loading.arch_map import EMBEDDING, NORM, OUTPUT
-from slipstream.models.loading.gguf import GgufFile
+from slipstream.models.loading.checkpoint import (
+    EMBEDDING,
+    NORM,
+    OUTPUT,
+    Checkpoint,
+    TensorReader,
+    layer_role,
+    tensor_shapes,
+)
 from slipstream.models.weights import DenseTensor, Tensor
 
 _F16_EXPONENT, _BF16_EXPONENT = 0x7C00, 0x7F80  # all ones: an infinity or a NaN
 
 
-def load_decoder(file: GgufFile, arch: Arch, backend: Backend) -> DecoderWeights:
-    """Read every tensor of a validated file and repack it.
+def load_decoder(checkpoint: Checkpoint, backend: Backend) -> DecoderWeights:
+    """Read every tensor of a checkpoint and repack it.
 
     Raises:
         LoadError: the file changed or cannot be read, or a tensor holds an infinity or NaN.
     """
-    with file.open() as source:
-        reader = _Reader(file, source, backend)
-        embedding = reader.matrix(EMBEDDING)
-        layers = tuple(_load_layer(reader, index) for index in range(arch.num_layers))
-        norm = reader.vector(NORM)
-        output = embedding if arch.tied_embedding else reader.matrix(OUTPUT)
+    arch = checkpoint.arch
+    with checkpoint.open() as read:
+        packer = _Packer(checkpoint, read, backend)
+        embedding = packer.matrix(EMBEDDING)
+        layers = tuple(_load_layer(packer, index) for index in range(arch.num_layers))
+        norm = packer.vector(NORM)
+        output = embedding if arch.tied_embedding else packer.matrix(OUTPUT)
     return DecoderWeights(embedding=embedding, layers=layers, norm=norm, output=output)
 
 
-class _Reader:
-    """Reads tensors by name and hands them to the back end."""
+class _Packer:
+    """Reads tensors by role and hands them to the back end; a role the decoder lacks is None."""
 
-    def __init__(self, file: GgufFile, source: BufferedReader, backend: Backend) -> None:
-        self._file = file
-        self._source = source
-        self._backend = backend
+    def __init__(self, checkpoint: Checkpoint, read: TensorReader, backend: Backend) -> None:
+        self._roles = tensor_shapes(checkpoint.arch)
+        self._names, self._read, self._backend = checkpoint.names, read, backend
 
-    def matrix(self, *names: str) -> Weight:
-        return self._backend.matrix([self._read(name) for name in names])
+    def matrix(self, *roles: str) -> Weight:
+        present = [role for role in roles if role in self._roles]
+        return self._backend.matrix([self._tensor(role) for role in present])
 
-    def vector(self, name: str) -> Weight:
-        return self._backend.vector(self._read(name))
+    def vector(self, *roles: str) -> Weight | None:
+        present = [role for role in roles if role in self._roles]
+        if len(present) < 2:
+            return self._backend.vector(self._tensor(present[0])) if present else None
+        joined = np.concatenate([self._tensor(role).dequantize() for role in present])
+        return self._backend.vector(DenseTensor(values=joined, dtype="f32"))
 
-    def _read(self, name: str) -> Tensor:
-        tensor = self._file.read_tensor(self._source, name)
+    def number(self, role: str, *, default: float) -> float:
+        return float(self._tensor(role).dequantize()[0]) if role in self._roles else default
+
+    def _tensor(self, role: str) -> Tensor:
+        tensor = self._read(role)
         if not is_finite(tensor):
-            raise LoadError(f"tensor {name} holds an infinity or NaN", hint="fetch the file again")
+            raise LoadError(
+                f"tensor {self._names[role]} holds an infinity or NaN", hint="fetch the file again"
+            )
         return tensor
 
 
-def _load_layer(reader: _Reader, index: int) -> LayerWeights:
-    prefix = f"blk.{index}."
+def _load_layer(packer: _Packer, index: int) -> LayerWeights:
+    def roles(*names: str) -> list[str]:
+        return [layer_role(index, name) for name in names]
+
     return LayerWeights(
-        attn_norm=reader.vector(f"{prefix}attn_norm.weight"),
-        qkv=reader.matrix(*(f"{prefix}attn_{part}.weight" for part in "qkv")),
-        attn_out=reader.matrix(f"{prefix}attn_output.weight"),
-        ffn_norm=reader.vector(f"{prefix}ffn_norm.weight"),
-        gate_up=reader.matrix(f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight"),
-        down=reader.matrix(f"{prefix}ffn_down.weight"),
+        attn_norm=packer.vector(*roles("attn_norm")),
+        qkv=packer.matrix(*roles("q", "k", "v")),
+        attn_out=packer.matrix(*roles("attn_out")),
+        ffn_norm=packer.vector(*roles("ffn_norm")),
+        gate_up=packer.matrix(*roles("gate", "up")),
+        down=packer.matrix(*roles("down")),
+        qkv_bias=packer.vector(*roles("q_bias", "k_bias", "v_bias")),
+        q_norm=packer.vector(*roles("q_norm")),
+        k_norm=packer.vector(*roles("k_norm")),
+        post_attn_norm=packer.vector(*roles("post_attn_norm")),
+        post_ffn_norm=packer.vector(*roles("post_ffn_norm")),
+        scale=packer.number(*roles("scale"), default=1.0),
     )
 
 
