@@ -136,6 +136,11 @@ class EngineConfig(_Config):
         "how verify rows share weight reads",
         choices=("auto", "gemv", "multirow", "tile"),
     )
+    quantize: str = _setting(
+        "none",
+        "round the matrices of a dense model to 4 or 8 bits as it loads",
+        choices=("none", "q4", "q8"),
+    )
     profile: str = _setting(
         "on",
         "read and keep what was measured about a model and its drafter",

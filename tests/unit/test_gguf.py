@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import subprocess
 import sys
@@ -269,8 +270,11 @@ def test_impossible_alignments_are_refused(tmp_path: Path, alignment: int) -> No
 def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="no such file"):
         open_model(tmp_path / "absent.gguf")
-    with pytest.raises(LoadError, match="regular file"):
+    with pytest.raises(LoadError, match=r"config\.json is missing"):
         open_model(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LoadError, match="regular file"):
+        open_model(tmp_path / "pipe")
 
 
 TOY = toy_bytes()

@@ -59,7 +59,7 @@ def _with_model(model: str, config: EngineConfig) -> Facts:
     from slipstream.models.loading import open_model, resolve_model
 
     with status(f"loading {model}"):
-        file = open_model(resolve_model(model))
+        file = open_model(resolve_model(model), quantize=config.quantize)
         engine = load(file.path, config)
     return {
         **_machine(engine.target.backend, config),

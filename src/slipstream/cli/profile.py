@@ -57,7 +57,7 @@ def _place_of(model: str, config: EngineConfig) -> tuple[Path, ProfileKey]:
     from slipstream.engine.load import choose_assistant, choose_backend
     from slipstream.models.loading import open_model, resolve_model
 
-    file = open_model(resolve_model(model))
+    file = open_model(resolve_model(model), quantize=config.quantize)
     backend = choose_backend(config)
     _, assistant = choose_assistant(config, file.arch, file.fingerprint, backend)
     key = profile_key(backend, file.fingerprint, config, assistant=assistant)

@@ -58,7 +58,7 @@ def load(
     if config is not None:
         overrides = dataclasses.asdict(config) | overrides
     config = EngineConfig.from_env(None if config is None else {}, **overrides)
-    file = open_model(resolve_model(os.fspath(model)))
+    file = open_model(resolve_model(os.fspath(model)), quantize=config.quantize)
     backend = choose_backend(config)
     assistant, key = choose_assistant(config, file.arch, file.fingerprint, backend)
     target = build_target(file.arch, backend, file.load_weights, config, assistant=assistant)

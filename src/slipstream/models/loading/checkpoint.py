@@ -19,6 +19,7 @@ import numpy as np
 
 from slipstream.errors import LoadError
 from slipstream.models.arch import Arch
+from slipstream.models.loading.quantize import quantized
 from slipstream.models.weights import DenseTensor, Tensor
 
 EMBEDDING, NORM, OUTPUT = "embedding", "norm", "output"
@@ -48,12 +49,14 @@ class Checkpoint:
         source: where the tensors are.
         names: each role's name in the source.
         norm_shift: what is added to norm weights: 1 where w is stored for 1 + w.
+        quantize: what dense matrices are rounded to: "none", "q4" or "q8".
     """
 
     arch: Arch
     source: Source
     names: Mapping[str, str]
     norm_shift: float = 0.0
+    quantize: str = "none"
 
     @contextmanager
     def open(self) -> Iterator[TensorReader]:
@@ -65,7 +68,7 @@ class Checkpoint:
                 if self.norm_shift and role.rpartition(".")[2] in _NORMS:
                     values = tensor.dequantize() + np.float32(self.norm_shift)
                     return DenseTensor(values=values, dtype="f32")
-                return tensor
+                return quantized(tensor, self.quantize, is_table=role in (EMBEDDING, OUTPUT))
 
             yield by_role
 

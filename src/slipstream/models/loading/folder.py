@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from slipstream.models.loading.checkpoint import (
 from slipstream.models.loading.families import FAMILIES, Family
 from slipstream.models.loading.keys import Keys
 from slipstream.models.loading.metadata import describe
-from slipstream.models.loading.safetensors_files import DenseSource, read_files
+from slipstream.models.loading.safetensors_files import DenseSource, SafetensorsFiles, read_files
 
 CONFIG = "config.json"
 MODEL_TYPES = {name: family for family in FAMILIES for name in family.model_types}
@@ -58,7 +59,21 @@ _HARMLESS = {
 }
 
 
-def read_folder(folder: Path) -> Checkpoint:
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder's decoder.
+
+    Attributes:
+        config: the configuration's bytes, as they are.
+        data_offsets: each file of tensors and where its header ends.
+    """
+
+    checkpoint: Checkpoint
+    config: bytes
+    data_offsets: Mapping[Path, int]
+
+
+def read_folder(folder: Path) -> Folder:
     """Describe the decoder in a folder and check its tensors.
 
     Raises:
@@ -69,7 +84,12 @@ def read_folder(folder: Path) -> Checkpoint:
     family, keys = _family(config)
     arch = family.describe(keys)
     _check_rest(keys)
-    return bind_folder(arch, family, _source(folder, config))
+    files = read_files(folder)
+    return Folder(
+        checkpoint=bind_folder(arch, family, _source(files, config)),
+        config=(folder / CONFIG).read_bytes(),
+        data_offsets={path: 8 + len(header) for path, header in files.headers.items()},
+    )
 
 
 def bind_folder(arch: Arch, family: Family, source: Source) -> Checkpoint:
@@ -141,12 +161,12 @@ def _check_rest(keys: Keys) -> None:
             )
 
 
-def _source(folder: Path, config: Mapping[str, Any]) -> Source:
+def _source(files: SafetensorsFiles, config: Mapping[str, Any]) -> Source:
     """Return the tensors of the format that the configuration names."""
     for key in ("quantization", "quantization_config"):
         if config.get(key):
             raise LoadError(f"{CONFIG}: {key} is not supported, got {describe(config[key])}")
-    return DenseSource(read_files(folder))
+    return DenseSource(files)
 
 
 def _place(names: Collection[str]) -> tuple[str, str]:

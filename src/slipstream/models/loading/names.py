@@ -103,8 +103,10 @@ def resolve_model(text: str) -> Path:
         return _cached(find_named(text))
     try:
         path = Path(text).expanduser()
-        if path.is_dir():
-            raise LoadError(f"the model must be a GGUF file, got the folder {text}")
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise LoadError(
+                f"the model must be a GGUF file or a folder with config.json, got the folder {text}"
+            )
         if path.exists():
             return path
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such ~user

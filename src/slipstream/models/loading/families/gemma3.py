@@ -50,6 +50,7 @@ def _describe(keys: Keys) -> Arch:
     keys.fill(_DEFAULTS)
     keys.must("use_bidirectional_attention", False)
     keys.must("attention_bias", False)
+    keys.must("attn_logit_softcapping", 0)
     keys.must("hidden_act", "gelu_pytorch_tanh")
     own_period = keys.integer("_sliding_window_pattern", 1, MAX_LAYERS, _PERIOD)
     period = keys.integer("sliding_window_pattern", 1, MAX_LAYERS, own_period)
@@ -58,7 +59,6 @@ def _describe(keys: Keys) -> Arch:
         keys,
         frequencies=_frequencies(keys, FULL, head_dim),
         scale=1 / math.sqrt(keys.number("query_pre_attn_scalar")),
-        softcap=keys.cap("attn_logit_softcapping"),
         qk_norm=True,
     )
     sliding = dataclasses.replace(
