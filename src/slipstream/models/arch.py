@@ -13,8 +13,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from slipstream.errors import LoadError
 
 SLOWER = "--device reference runs every family, slowly"  # hint of fast back ends
@@ -204,6 +202,8 @@ def plain_frequencies(head_dim: int, theta: float) -> tuple[float, ...]:
 
     (Su et al. 2021, RoFormer, section 3.2.2.)
     """
+    import numpy as np  # here: the command line knows recipes, which know this, before it needs it
+
     pairs = np.arange(head_dim // 2, dtype=np.float64)
     return tuple(np.power(np.float64(theta), -2.0 * pairs / head_dim).tolist())
 
