@@ -10,14 +10,13 @@ import numpy as np
 from slipstream.errors import CapacityError, ConfigError, LoadError
 from slipstream.kernels.cpu import _native
 from slipstream.kernels.cpu.draft import CpuDraft, DraftRecorder
-from slipstream.kernels.cpu.recorder import WHO, CpuStep, Recorder
-from slipstream.kernels.ops import F32, PAGE_SIZE, DraftOps, Ops, Step, Value
-from slipstream.kernels.rope import rope_tables
-from slipstream.models.arch import SLOWER, Arch
+from slipstream.kernels.cpu.pages import CpuKVCache
+from slipstream.kernels.cpu.recorder import CpuStep, Recorder
+from slipstream.kernels.ops import F32, DraftOps, Ops, Step, Value
+from slipstream.models.arch import Arch
 from slipstream.models.weights import QuantizedTensor, Tensor
 
 ISA_PATHS = ("avx512", "portable")
-SUPPORTED: frozenset[str] = frozenset()  # features of `Arch` beyond a plain llama
 
 
 def available_threads() -> int:
@@ -129,63 +128,3 @@ def _add_quantized(weight: _native.Weight, part: QuantizedTensor) -> None:
         np.ascontiguousarray(part.scale).view(np.uint16),
         None if part.bias is None else np.ascontiguousarray(part.bias).view(np.uint16),
     )
-
-
-class CpuKVCache:
-    """fp16 pages of 16 positions: K with positions innermost, V with head_dim innermost."""
-
-    def __init__(self, arch: Arch, num_pages: int, max_len: int) -> None:
-        arch.require(SUPPORTED, WHO, SLOWER)
-        attention = arch.uniform
-        if attention.head_dim % PAGE_SIZE or attention.head_dim > _native.MAX_HEAD_DIM:
-            raise LoadError(
-                f"{WHO} takes head sizes that are multiples of {PAGE_SIZE} up to "
-                f"{_native.MAX_HEAD_DIM}, got {attention.head_dim}"
-            )
-        self.num_pages = num_pages
-        self.max_len = max_len
-        self._attention = attention
-        self._rope = rope_tables(attention.frequencies, max_len)
-        self._pages = _native.KV(
-            arch.num_layers,
-            num_pages,
-            attention.num_heads,
-            attention.num_kv_heads,
-            attention.head_dim,
-            attention.rope_interleaved,
-            *self._rope,
-        )
-
-    def layer(self, index: int) -> tuple[CpuKVCache, int]:
-        """Return the handle that the recorder takes."""
-        return self, index
-
-    @property
-    def native(self) -> _native.KV:
-        """The pages as the recorded program holds them."""
-        return self._pages
-
-    @property
-    def width(self) -> int:
-        """Columns of q: heads times head_dim."""
-        return self._attention.q_size
-
-    @property
-    def head_dim(self) -> int:
-        """Columns of a head."""
-        return self._attention.head_dim
-
-    def read(self, layer: int, page: int) -> tuple[F32, F32]:
-        """Return copies of K and V of one page, float32 of shape (16, kv_heads, D)."""
-        heads, d = self._attention.num_kv_heads, self._attention.head_dim
-        k = self._pages.read(layer, page, False).view(np.float16).astype(np.float32)
-        v = self._pages.read(layer, page, True).view(np.float16).astype(np.float32)
-        return (
-            k.reshape(heads, d, PAGE_SIZE).transpose(2, 0, 1).copy(),
-            v.reshape(heads, PAGE_SIZE, d).transpose(1, 0, 2).copy(),
-        )
-
-    def zero(self, pages: Sequence[int]) -> None:
-        """Zero pages before a sequence takes them."""
-        for page in pages:
-            self._pages.zero(page)

@@ -11,17 +11,9 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.cpu import _native
-from slipstream.kernels.cpu.recorder import (
-    Buffer,
-    CpuStep,
-    Handle,
-    SharedRecorder,
-    plain,
-    refuse_unless,
-    source,
-)
+from slipstream.kernels.cpu.pages import CpuKVLayer
+from slipstream.kernels.cpu.recorder import Buffer, CpuStep, Handle, SharedRecorder, source
 from slipstream.kernels.ops import DraftRows, HeadNorms, Int32
-from slipstream.models.arch import EMBEDDING_SCALE, QK_NORM
 
 
 class DraftRecorder(SharedRecorder):
@@ -40,19 +32,19 @@ class DraftRecorder(SharedRecorder):
 
     def embed(self, table: Any, scale: float = 1.0) -> Buffer:
         """Record the embedding of the step's tokens."""
-        refuse_unless(scale == 1, EMBEDDING_SCALE)
-        out = self._buffer(table.k, own=True)
-        self._call("embed", table, out.slot)
-        return out
+        return self._embed(table, scale, own=True)
 
-    def rope(self, q: Buffer, kv: Any, num_heads: int, norms: HeadNorms | None = None) -> Buffer:
-        """Record the rotation of q."""
-        refuse_unless(norms is None, QK_NORM)
-        return self._of_heads("rope", q, kv, num_heads)
+    def rope(
+        self, q: Buffer, kv: CpuKVLayer, num_heads: int, norms: HeadNorms | None = None
+    ) -> Buffer:
+        """Record norm and rotation of q."""
+        return self._rope(q, kv, norms, num_heads, own=True)
 
-    def attention(self, q: Buffer, kv: Any, num_heads: int) -> Buffer:
+    def attention(self, q: Buffer, kv: CpuKVLayer, num_heads: int) -> Buffer:
         """Record attention over the positions before the anchors."""
-        return self._of_heads("attend_before", q, kv, num_heads)
+        out = self._of_heads(q, kv, num_heads, own=True)
+        self._call("attend_before", q.slot, *kv.place, num_heads, out.slot)
+        return out
 
     def pick(self, x: Handle, weight: Any, token_ids: Int32) -> None:
         """Record the output product and the choice."""
@@ -65,16 +57,6 @@ class DraftRecorder(SharedRecorder):
         none = np.empty((0, 0), np.float32), np.empty(0, np.int32)
         program = self._build(_native.Program(isa, team, max_rows, *none))
         return CpuDraft(program, max_rows, self._num_picks, share, [self._target, *self._keep])
-
-    def _of_heads(self, name: str, q: Buffer, kv: Any, num_heads: int) -> Buffer:
-        cache, layer = kv
-        width = num_heads * cache.head_dim
-        if plain(q).width != width:
-            raise ValueError(f"{num_heads} heads are {width} columns, got {q.width}")
-        out = self._buffer(width, own=True)
-        self._keep.append(cache)
-        self._call(name, q.slot, cache.native, layer, num_heads, out.slot)
-        return out
 
 
 class CpuDraft:

@@ -14,21 +14,9 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.cpu import _native
+from slipstream.kernels.cpu.pages import CpuKVLayer
 from slipstream.kernels.ops import F32, HeadNorms, Rows, StepResult
-from slipstream.models.arch import (
-    EMBEDDING_SCALE,
-    GELU,
-    LOGIT_SOFTCAP,
-    POST_NORMS,
-    QK_NORM,
-    QKV_BIAS,
-    SHARED_KV,
-    SLOWER,
-    Activation,
-    unsupported,
-)
-
-WHO = "the cpu back end"
+from slipstream.models.arch import Activation
 
 
 @dataclass(eq=False)
@@ -65,29 +53,61 @@ class SharedRecorder:
 
     def rms_norm(self, x: Buffer, weight: F32, eps: float) -> Prologue:
         """Defer the norm to the product that consumes it."""
-        self._keep.append(weight)
-        return Prologue(plain(x), "norm", x.width, weight, eps)
+        return Prologue(plain(x), "norm", x.width, self._vector(weight, x.width), eps)
 
     def gated(self, gate_up: Buffer, activation: Activation = "silu") -> Prologue:
         """Defer the activation to the product that consumes it."""
-        refuse_unless(activation == "silu", GELU)
-        return Prologue(plain(gate_up), "gated", gate_up.width // 2)
+        return Prologue(plain(gate_up), activation, gate_up.width // 2)
 
     def linear(
         self, x: Handle, weight: Any, residual: Buffer | None = None, bias: F32 | None = None
     ) -> Buffer:
-        """Record x @ weight.T (+ residual)."""
-        refuse_unless(bias is None, QKV_BIAS)
+        """Record x @ weight.T (+ bias) (+ residual)."""
         operand = source(x, weight)
+        bias = None if bias is None else self._vector(bias, weight.n)
         out = self._buffer(weight.n)
-        self._call("linear", *operand, weight, -1 if residual is None else residual.slot, out.slot)
+        added = -1 if residual is None else residual.slot
+        self._call("linear", *operand, weight, bias, added, out.slot)
         return out
 
     def norm_add(
         self, residual: Buffer, x: Buffer, weight: F32, eps: float, scale: float = 1.0
     ) -> Buffer:
-        """Refuse."""
-        raise unsupported("the model", [POST_NORMS], WHO, SLOWER)
+        """Record (residual + rms_norm(x)) * scale."""
+        norm = self._vector(weight, plain(x).width)
+        out = self._buffer(x.width)
+        self._call("norm_add", x.slot, norm, eps, residual.slot, scale, x.width, out.slot)
+        return out
+
+    def _embed(self, table: Any, scale: float, *, own: bool) -> Buffer:
+        out = self._buffer(table.k, own=own)
+        self._call("embed", table, scale, out.slot)
+        return out
+
+    def _rope(
+        self, q: Buffer, kv: CpuKVLayer, norms: HeadNorms | None, heads: int, *, own: bool
+    ) -> Buffer:
+        """Record the rotation of q; 0 heads are the layer's own number."""
+        d = kv.attention.head_dim
+        out = self._of_heads(q, kv, heads or kv.attention.num_heads, own=own)
+        weight, eps = (None, 0.0) if norms is None else (self._vector(norms.q, d), norms.eps)
+        self._call("rope", q.slot, *kv.place, weight, eps, heads, out.slot)
+        return out
+
+    def _of_heads(self, q: Buffer, kv: CpuKVLayer, heads: int, *, own: bool) -> Buffer:
+        """Return a buffer for something as wide as q, which has that many of a layer's heads."""
+        width = heads * kv.attention.head_dim
+        if plain(q).width != width:
+            raise ValueError(f"{heads} heads are {width} columns, got {q.width}")
+        self._keep.append(kv.cache)
+        return self._buffer(width, own=own)
+
+    def _vector(self, vector: F32, width: int) -> F32:
+        """Keep a vector alive that the program points into."""
+        if vector.shape != (width,):
+            raise ValueError(f"a vector of shape ({width},) is needed, got {vector.shape}")
+        self._keep.append(vector)
+        return vector
 
     def _call(self, name: str, *arguments: Any) -> None:
         self._calls.append((name, arguments))
@@ -120,29 +140,34 @@ class Recorder(SharedRecorder):
 
     def embed(self, table: Any, scale: float = 1.0) -> Buffer:
         """Record the embedding of `Rows.token_ids`."""
-        refuse_unless(scale == 1, EMBEDDING_SCALE)
-        out = self._buffer(table.k)
-        self._call("embed", table, out.slot)
+        return self._embed(table, scale, own=False)
+
+    def rope_append(self, qkv: Buffer, kv: CpuKVLayer, norms: HeadNorms | None = None) -> Buffer:
+        """Record norms, rotation and the write of K and V."""
+        own = kv.attention
+        width = own.q_size + own.kv_size * (1 if own.k_is_v else 2)
+        if plain(qkv).width != width:
+            raise ValueError(f"q, k and v of this layer are {width} columns, got {qkv.width}")
+        if own.v_norm and norms is None:
+            raise ValueError("a norm of v takes its epsilon from those of q and k")
+        weights: tuple[F32 | None, ...] = (None, None)
+        if norms is not None:
+            pair = (norms.q, norms.k)
+            weights = tuple(None if w is None else self._vector(w, own.head_dim) for w in pair)
+        out = self._buffer(own.q_size)
+        self._keep.append(kv.cache)
+        eps = 0.0 if norms is None else norms.eps
+        self._call("rope_append", qkv.slot, *kv.place, *weights, eps, out.slot)
         return out
 
-    def rope_append(self, qkv: Buffer, kv: Any, norms: HeadNorms | None = None) -> Buffer:
-        """Record rotation and the write of K and V."""
-        refuse_unless(norms is None, QK_NORM)
-        cache, layer = kv
-        out = self._buffer(cache.width)
-        self._keep.append(cache)
-        self._call("rope_append", plain(qkv).slot, cache.native, layer, out.slot)
-        return out
+    def rope(self, q: Buffer, kv: CpuKVLayer, norms: HeadNorms | None = None) -> Buffer:
+        """Record norm and rotation of q alone."""
+        return self._rope(q, kv, norms, 0, own=False)
 
-    def rope(self, q: Buffer, kv: Any, norms: HeadNorms | None = None) -> Buffer:
-        """Refuse."""
-        raise unsupported("the model", [SHARED_KV], WHO, SLOWER)
-
-    def attention(self, q: Buffer, kv: Any) -> Buffer:
+    def attention(self, q: Buffer, kv: CpuKVLayer) -> Buffer:
         """Record attention over the pages."""
-        cache, layer = kv
-        out = self._buffer(cache.width)
-        self._call("attention", plain(q).slot, cache.native, layer, out.slot)
+        out = self._of_heads(q, kv, kv.attention.num_heads, own=False)
+        self._call("attention", q.slot, *kv.place, out.slot)
         return out
 
     def keep(self, x: Buffer) -> None:
@@ -151,9 +176,8 @@ class Recorder(SharedRecorder):
 
     def logits(self, x: Handle, weight: Any, softcap: float = 0.0) -> None:
         """Record the output product over `Rows.logit_rows`."""
-        refuse_unless(softcap == 0, LOGIT_SOFTCAP)
         self._vocab = weight.n
-        self._call("logits", *source(x, weight), weight)
+        self._call("logits", *source(x, weight), weight, softcap)
 
     def finish(self, share: int) -> CpuStep:
         """Build the program and return the step that replays it."""
@@ -164,16 +188,6 @@ class Recorder(SharedRecorder):
         )
         kept = [(buffer.slot, buffer.width) for buffer in self._kept]
         return CpuStep(program, logits, argmax, self._max_rows, share, kept, self._keep)
-
-
-def refuse_unless(neutral: bool, *features: str) -> None:
-    """Refuse an op's argument that is not the neutral one.
-
-    Raises:
-        LoadError: it names the features.
-    """
-    if not neutral:
-        raise unsupported("the model", features, WHO, SLOWER)
 
 
 def plain(x: Handle) -> Buffer:

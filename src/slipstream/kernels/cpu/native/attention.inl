@@ -2,7 +2,8 @@
 //
 // A split (64 positions) is two passes: scores and their maximum, then weights and values. Splits
 // are folded in order with the usual rescaling (Milakov and Gimelshein 2018). Rows of one sequence
-// share each page's conversion to float32; no row's result depends on who shares it.
+// share each page's conversion to float32; no row's result depends on who shares it. Positions that a
+// row does not see, behind it or before its window, are never multiplied with a weight.
 #pragma once
 
 #include "layers.inl"
@@ -13,7 +14,7 @@ namespace {
 struct Query {
   const float* q;
   float* partial;  // m, l, 14 unused, head_dim outputs
-  int live;        // positions of the split that the row sees, 1 to SPLIT
+  int first, live;  // the row sees positions [first, live) of the split, at least one
 };
 
 // Queries lie this far apart while they are used: a constant, so that every broadcast is one
@@ -47,24 +48,28 @@ inline void score_page(const uint16_t* k, int d, const float* q, const uint16_t*
   for (int j = 0; j < NQ; ++j) S::store(scores + j * SPLIT, S::add(even[j], odd[j]));
 }
 
+// The lanes of a page, `page` positions into the split, that a query sees; `fill` elsewhere.
+inline S::F seen(const Query& query, int page, const S::F& x, const S::F& fill) {
+  const int first = query.first - page, live = query.live - page;
+  const S::F below = live < LANES ? S::keep(x, live, fill) : x;
+  return first > 0 ? S::keep(fill, first, below) : below;
+}
+
 // Turn scores into weights exp(s - m), in place; write m and l to the partial.
-inline void soften(const Query& query, float* scores) {
-  const int full = query.live / LANES * LANES, rest = query.live - full;
-  const S::F low = S::set1(-INFINITY);
-  S::F best = rest ? S::keep(S::load(scores + full), rest, low) : low;
-  for (int p = 0; p < full; p += LANES) best = S::max(best, S::load(scores + p));
+inline void soften(const Query& query, float softcap, float* scores) {
+  const int page0 = query.first / LANES * LANES;
+  S::F best = S::set1(-INFINITY);
+  for (int p = page0; p < query.live; p += LANES) {
+    if (softcap > 0) S::store(scores + p, capped(S::load(scores + p), softcap));
+    best = S::max(best, seen(query, p, S::load(scores + p), S::set1(-INFINITY)));
+  }
   const float top = S::largest(best);
   const S::F m = S::set1(top);
   S::F total = S::zero();
-  for (int p = 0; p < full; p += LANES) {
-    const S::F weight = exp_lanes(S::sub(S::load(scores + p), m));
-    S::store(scores + p, weight);
-    total = S::add(total, weight);
-  }
-  if (rest) {
+  for (int p = page0; p < query.live; p += LANES) {
     const S::F weight =
-        S::keep(exp_lanes(S::sub(S::load(scores + full), m)), rest, S::zero());
-    S::store(scores + full, weight);
+        seen(query, p, exp_lanes(S::sub(S::load(scores + p), m)), S::zero());
+    S::store(scores + p, weight);
     total = S::add(total, weight);
   }
   query.partial[0] = top;
@@ -89,31 +94,57 @@ inline void weigh(const uint16_t* v, int d, int p0, int p1, const float* weights
   }
 }
 
+// What several queries see of a split: some of them [first, live), all of them [latest, shortest).
+struct Extent {
+  int first = SPLIT, latest = 0, shortest = SPLIT, live = 0;
+
+  void add(const Query& query) {
+    first = query.first < first ? query.first : first;
+    latest = query.first > latest ? query.first : latest;
+    shortest = query.live < shortest ? query.live : shortest;
+    live = query.live > live ? query.live : live;
+  }
+};
+
 // Output columns [column, column + 16 C) of NQ queries over a split.
 template <int NQ, int C>
 inline void weigh_split(const KVView& kv, const int32_t* pages, const Ahead& ahead, size_t head,
-                        int column, const float* weights, const Query* queries, int shortest,
-                        int longest) {
+                        int column, const float* weights, const Query* queries,
+                        const Extent& extent) {
   const int d = kv.head_dim;
   S::F sum[NQ][C];
 #pragma GCC unroll 12
   for (int j = 0; j < NQ; ++j)
     for (int c = 0; c < C; ++c) sum[j][c] = S::zero();
-  for (int p = 0; p * LANES < longest; ++p) {
+  for (int p = extent.first / LANES; p * LANES < extent.live; ++p) {
     const uint16_t* v = kv.v + size_t(pages[p]) * kv.page_stride + head + column;
-    const int first = p * LANES, common = shortest - first;
-    const int shared = common < 0 ? 0 : common < LANES ? common : LANES;
+    const int start = p * LANES;
+    const auto inside = [start](int position) {
+      const int at = position - start;
+      return at < 0 ? 0 : at < LANES ? at : LANES;
+    };
     const uint16_t* next = ahead.k[p] + column * LANES;
-    weigh<NQ, C>(v, d, 0, shared, weights + first, next, sum);
-    if (shared == LANES) continue;
-    // Past the shortest row each goes on alone, so that no row touches what it may not see.
+    // In the middle what all see; before and behind it, or where there is no such middle, each goes
+    // alone, so that no row touches what it may not see.
+    const int from = inside(extent.latest), to = inside(extent.shortest);
+    const bool middle = from < to;
+#pragma GCC unroll 1
+    for (int part = middle && !from ? 1 : 0; part < 3; ++part) {
+      if (part == 1) {
+        if (!middle) break;
+        weigh<NQ, C>(v, d, from, to, weights + start, next, sum);
+        if (to == LANES) break;
+        continue;
+      }
 #pragma GCC unroll 12
-    for (int j = 0; j < NQ; ++j) {
-      const int own = queries[j].live - first, end = own < LANES ? own : LANES;
-      S::F alone[1][C];
-      for (int c = 0; c < C; ++c) alone[0][c] = sum[j][c];
-      weigh<1, C>(v, d, shared, end, weights + j * SPLIT + first, next, alone);
-      for (int c = 0; c < C; ++c) sum[j][c] = alone[0][c];
+      for (int j = 0; j < NQ; ++j) {
+        const int begin = part ? to : inside(queries[j].first);
+        const int end = middle && !part ? from : inside(queries[j].live);
+        S::F alone[1][C];
+        for (int c = 0; c < C; ++c) alone[0][c] = sum[j][c];
+        weigh<1, C>(v, d, begin, end, weights + j * SPLIT + start, next, alone);
+        for (int c = 0; c < C; ++c) sum[j][c] = alone[0][c];
+      }
     }
   }
 #pragma GCC unroll 12
@@ -127,41 +158,40 @@ NOINLINE void attend_queries(const KVView& kv, const int32_t* pages, int kv_head
                              const Ahead& ahead, const Query* queries) {
   const int d = kv.head_dim;
   const size_t head = size_t(kv_head) * d * LANES;
-  const S::F scale = S::set1(1.0f / std::sqrt(float(d)));
+  const S::F scale = S::set1(kv.scale);
   alignas(64) float scores[NQ * SPLIT], q[NQ * QUERY_STRIDE];
-  int longest = 0, shortest = SPLIT;
+  Extent extent;
   for (int j = 0; j < NQ; ++j) {
-    longest = queries[j].live > longest ? queries[j].live : longest;
-    shortest = queries[j].live < shortest ? queries[j].live : shortest;
+    extent.add(queries[j]);
     for (int i = 0; i < d; i += LANES)
       S::store(q + j * QUERY_STRIDE + i, S::mul(S::load(queries[j].q + i), scale));
   }
-  for (int p = 0; p * LANES < longest; ++p) {
+  for (int p = extent.first / LANES; p * LANES < extent.live; ++p) {
     const size_t page = size_t(pages[p]) * kv.page_stride + head;
     score_page<NQ>(kv.k + page, d, q, kv.v + page, scores + p * LANES);
   }
-  for (int j = 0; j < NQ; ++j) soften(queries[j], scores + j * SPLIT);
+  for (int j = 0; j < NQ; ++j) soften(queries[j], kv.softcap, scores + j * SPLIT);
   // Few queries take several vectors of columns at once, to keep enough sums in flight.
   constexpr int C = NQ <= 3 ? 4 : NQ <= 6 ? 2 : 1;
   int column = 0;
   for (; column + C * LANES <= d; column += C * LANES)
-    weigh_split<NQ, C>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
+    weigh_split<NQ, C>(kv, pages, ahead, head, column, scores, queries, extent);
   for (; column < d; column += LANES)
-    weigh_split<NQ, 1>(kv, pages, ahead, head, column, scores, queries, shortest, longest);
+    weigh_split<NQ, 1>(kv, pages, ahead, head, column, scores, queries, extent);
 }
 
-// The next split of the same head, else the first of the next head, else of the next row.
+// The next split of the same head, else the first seen of the next head, else of the next row.
 inline Ahead look_ahead(const KVView& kv, const RowsView& rows, int row, int next_row, int kv_head,
                         int split) {
   int first = (split + 1) * SPLIT_PAGES;
   if (first >= rows.positions[row] / LANES + 1) {
-    first = 0;
     if (kv_head + 1 < kv.kv_heads) {
       ++kv_head;
     } else if (next_row >= 0) {
       kv_head = 0;
       row = next_row;
     }
+    first = kv.first_seen(rows.positions[row]) / SPLIT * SPLIT_PAGES;
   }
   const int num_pages = rows.positions[row] / LANES + 1;
   const int32_t* pages = rows.page_table + size_t(rows.sequences[row]) * rows.table_stride;
@@ -175,7 +205,7 @@ inline Ahead look_ahead(const KVView& kv, const RowsView& rows, int row, int nex
 
 void attend(const KVView& kv, const RowsView& rows, int row0, int num, int next_row, int kv_head,
             int split, const float* q, int ldq, float* partials) {
-  const int group = kv.group(), first = split * SPLIT;
+  const int group = kv.group(), start = split * SPLIT;
   const size_t width = size_t(kv.head_dim) + LANES;
   const int32_t* pages = rows.page_table + size_t(rows.sequences[row0]) * rows.table_stride +
                          split * SPLIT_PAGES;
@@ -193,12 +223,13 @@ void attend(const KVView& kv, const RowsView& rows, int row0, int num, int next_
     count = 0;
   };
   for (int r = 0; r < num; ++r) {
-    const int seen = rows.positions[row0 + r] + 1 - first;
-    if (seen <= 0) continue;
+    const int position = rows.positions[row0 + r], live = position + 1 - start;
+    const int first = kv.first_seen(position) - start;
+    if (live <= 0 || first >= SPLIT) continue;
     for (int h = 0; h < group; ++h) {
       const float* head_q = q + size_t(row0 + r) * ldq + size_t(kv_head * group + h) * kv.head_dim;
       queries[count++] = {head_q, partials + (size_t(r) * group + h) * width,
-                          seen < SPLIT ? seen : SPLIT};
+                          first > 0 ? first : 0, live < SPLIT ? live : SPLIT};
       if (count == S::max_queries) flush();
     }
   }
@@ -235,9 +266,8 @@ void finish(const float* running, int d, float* out) {
 }
 
 const Kernels table = {
-    quantize, matmul_quantized, matmul_cached, matmul_dense, embed, rms_norm,
-    gated,    rope_append,      rotate,        attend,       fold,  finish,
-    argmax,
+    quantize, matmul_quantized, matmul_cached, matmul_dense, embed,  rms_norm, norm_add, gated,
+    softcap,  rope_append,      rotate,        attend,       fold,   finish,   argmax,
 };
 
 }  // namespace

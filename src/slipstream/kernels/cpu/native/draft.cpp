@@ -24,24 +24,19 @@ int Program::borrow(const Program& target, int buffer) {
   return int(buffers_.size()) - 1;
 }
 
-void Program::rope(int q, std::shared_ptr<KV> kv, int layer, int heads, int out) {
-  rope_append(q, std::move(kv), layer, out);
-  ops_.back().kind = Op::Kind::rope;
-  ops_.back().heads = heads;
-}
-
 void Program::attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int out) {
-  rope_append(q, std::move(kv), layer, out);
+  rope_append(q, std::move(kv), layer, {}, out);
   ops_.back().kind = Op::Kind::attention;
   ops_.back().heads = heads;
 }
 
 void Program::pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids, int out) {
-  linear(in, std::move(weight), -1, out);
+  linear(in, std::move(weight), nullptr, -1, out);
   ids.resize((ids.size() + LANES - 1) / LANES * LANES);  // kernels read whole vectors
   ops_.back().kind = Op::Kind::pick;
   ops_.back().ids = std::make_shared<const std::vector<int32_t>>(std::move(ids));
   ++picks_;
+  drafts_ = true;
 }
 
 void Program::run_draft(const RowsView& rows, const Drafting& drafting, int share) {
@@ -84,6 +79,7 @@ void Program::join() {
     op.activated = gated && before.kind == Op::Kind::linear && op.in.buffer == before.out && whole &&
                    !op.weight->any_dense;
     before.activates = op.activated;
+    before.activation = op.in.activation;
   }
 }
 
@@ -137,43 +133,10 @@ void Program::activate(const Op& op, int member) {
   if (y.size() < size_t(gate.n)) y.resize(size_t(gate.n));
   for (int r = 0; r < rows_.rows; ++r) {
     const float* x = at(op.out, r, member);
-    kernels_->gated(x + c0, x + gate.n + c0, count, y.data() + c0);
+    kernels_->gated(x + c0, x + gate.n + c0, count, op.activation, y.data() + c0);
     kernels_->quantize(y.data(), r, rows_.rows, share_, gate.n / GROUP, groups.begin, groups.end,
                        activations());
   }
-}
-
-void Program::run_own_rope(const Op& op, int member) {
-  const KVView kv = view(op);
-  const Range range = few_ ? Range{0, rows_.rows * kv.heads} : mine(member, rows_.rows * kv.heads);
-  for (int unit = range.begin; unit < range.end; ++unit) {
-    const int r = unit / kv.heads, column = unit % kv.heads * kv.head_dim;
-    // The view's position is that of the last key; the anchor's comes next.
-    kernels_->rotate(kv, rows_.positions[r] + 1 + op.step, at(op.in.buffer, r, member) + column,
-                     at(op.out, r, member) + column);
-  }
-}
-
-// Splits that lie side by side, folded into the member's own copy in their order.
-void Program::fold_for_itself(const Op& op, int member) {
-  const KVView kv = view(op);
-  const int d = kv.head_dim, group = kv.group();
-  const size_t size = size_t(d) + LANES, row_stride = size * size_t(group);
-  const size_t split_stride = row_stride * size_t(rows_.rows);
-  thread_local std::vector<float> running;
-  if (running.size() < row_stride) running.resize(row_stride);
-  for (int r = 0; r < rows_.rows; ++r)
-    for (int head = 0; head < kv.kv_heads; ++head) {
-      const float* from = partials_.floats() + size_t(head) * split_stride * size_t(max_splits_) +
-                          size_t(r) * row_stride;
-      std::copy(from, from + row_stride, running.begin());
-      const int splits = rows_.positions[r] / SPLIT + 1;
-      for (int s = 1; s < splits; ++s)
-        kernels_->fold(running.data(), from + size_t(s) * split_stride, group, size, d);
-      for (int h = 0; h < group; ++h)
-        kernels_->finish(running.data() + size_t(h) * size, d,
-                         at(op.out, r, member) + size_t(head * group + h) * size_t(d));
-    }
 }
 
 // Logits, the best of each member's own columns, and of those the best, which every member finds for

@@ -31,7 +31,7 @@ void Program::lead_to_attention() {
 
 // The tiles of rows that a member takes in `attend_whole`, or has the first head of.
 Program::Turns Program::tiles_of(const Op& op, int member) const {
-  const int tiles = int(tiles_.size()), heads = op.kv->kv_heads;
+  const int tiles = int(tiles_.size()), heads = view(op).kv_heads;
   if (whole_tiles()) return {member, tiles, team_->active()};
   const Range units = mine(member, tiles * heads);
   return {(units.begin + heads - 1) / heads, (units.end + heads - 1) / heads, 1};
@@ -46,7 +46,7 @@ void Program::plan_fetch(int member) {
   const auto op = std::find_if(ops_.begin(), ops_.end(), reads);
   if (op == ops_.end() || rows_.rows < FEWEST_ROWS || rows_.rows > MOST_ROWS) return;
   if (side_by_side(*op, team_->active())) return;
-  const size_t most = MOST_BYTES / (2 * op->kv->plane() * sizeof(uint16_t));
+  const size_t most = MOST_BYTES / (2 * op->kv->plane(op->layer) * sizeof(uint16_t));
   int sequence = -1;
   const Turns turns = tiles_of(*op, member);
   for (int index = turns.first; index < turns.end; index += turns.stride) {
@@ -67,10 +67,11 @@ Fetch& Program::fetch_for(const Op& op, int member) {
   if (op.attention < 0 || own.pages.empty()) return fetch;
   const Op& reader = ops_[size_t(op.attention)];
   const KVView kv = reader.kv->view(reader.layer);
+  if (kv.window && max_splits_ * SPLIT > kv.window) return fetch;  // the pages listed are not its own
   const uint8_t* const layer = reinterpret_cast<const uint8_t*>(kv.k);
   if (fetch.layer != layer)
     fetch = {own.pages.data(), int(own.pages.size()), layer, kv.page_stride * sizeof(uint16_t),
-             2 * reader.kv->plane() * sizeof(uint16_t)};
+             2 * reader.kv->plane(reader.layer) * sizeof(uint16_t)};
   const size_t lines = size_t(fetch.num_pages - fetch.page) * fetch.part / 64;
   const size_t blocks = size_t(op.blocks_left / team_->active()) + 1;
   fetch.lines = int(std::min((lines + blocks - 1) / blocks, MOST_LINES));

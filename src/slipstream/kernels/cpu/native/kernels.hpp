@@ -52,18 +52,53 @@ struct Act {
 };
 static_assert(sizeof(Act) == 48, "activation blocks are packed");
 
-// Attention geometry and one layer's share of the pages, `page_stride` halves apart.
+// Where a product goes: out = sum (+ bias) (+ residual), rows `ldo` and `ldr` floats apart.
+struct Output {
+  float* out;
+  int ldo;
+  const float* bias;  // one row for all; null for none, as the residual
+  const float* residual;
+  int ldr;
+
+  Output at(int row, int column) const {
+    return {out + size_t(row) * size_t(ldo) + column, ldo, bias ? bias + column : nullptr,
+            residual ? residual + size_t(row) * size_t(ldr) + column : nullptr, ldr};
+  }
+};
+
+enum class Activation { silu, gelu_tanh };
+
+// One layer's attention, as models.arch.AttentionArch.
+struct Attention {
+  int heads, kv_heads, head_dim;
+  const float* cos;  // (max_len, head_dim / 2)
+  const float* sin;
+  bool interleaved;
+  float scale;
+  int window;     // positions that a row sees, its own included; 0 sees all
+  float softcap;  // of scores; 0 for none
+  bool v_norm, k_is_v;
+};
+
+// A layer's attention and its share of the pages, `page_stride` halves apart.
 // K of a page: [kv_head][head_dim][16 positions] fp16; V: [kv_head][16 positions][head_dim] fp16.
-struct KVView {
+struct KVView : Attention {
   uint16_t* k;
   uint16_t* v;
   size_t page_stride;
-  const float* cos;  // (max_len, head_dim / 2)
-  const float* sin;
-  int heads, kv_heads, head_dim;
-  bool interleaved;
 
   int group() const { return heads / kv_heads; }
+  // The first position that a row sees.
+  int first_seen(int position) const {
+    return window && position >= window ? position + 1 - window : 0;
+  }
+};
+
+// RMS norms of single heads, before rotation; null weights for none.
+struct HeadNorms {
+  const float* q = nullptr;
+  const float* k = nullptr;
+  float eps = 0;
 };
 
 // One step's rows, as kernels.ops.Rows.
@@ -104,29 +139,34 @@ struct Kernels {
   // `share`: acts[block * share * groups + group * rows_in_block + row % share].
   void (*quantize)(const float* x, int row, int rows, int share, int groups, int group0, int group1,
                    Act* acts);
-  // out[r][n] = sum_k w[n][k] x[r][k] (+ residual[r][n]) for tiles [tile0, tile1); `share` rows
-  // use one read of a weight. The fetch goes on from call to call.
+  // out[r][n] = sum_k w[n][k] x[r][k] for tiles [tile0, tile1); `share` rows use one read of a
+  // weight. The fetch goes on from call to call.
   void (*matmul_quantized)(const Matrix&, const Act* acts, int rows, int share, int tile0, int tile1,
-                           float* out, int ldo, const float* residual, int ldr, Fetch& fetch);
+                           const Output&, Fetch& fetch);
   // The same for one row whose weights caches hold.
-  void (*matmul_cached)(const Matrix&, const Act* acts, int tile0, int tile1, float* out,
-                        const float* residual);
+  void (*matmul_cached)(const Matrix&, const Act* acts, int tile0, int tile1, const Output&);
   void (*matmul_dense)(const Matrix&, const float* x, int ldx, int rows, int share, int tile0,
-                       int tile1, float* out, int ldo, const float* residual, int ldr);
-  // out[k] = row `id` of the matrix.
-  void (*embed)(const Matrix&, int32_t id, float* out);
+                       int tile1, const Output&);
+  // out[k] = scale * row `id` of the matrix.
+  void (*embed)(const Matrix&, int32_t id, float scale, float* out);
+  // out = x / sqrt(mean(x**2) + eps) * weight, n columns; a null weight is one of ones.
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
-  // out = silu(gate) * up, n columns.
-  void (*gated)(const float* gate, const float* up, int n, float* out);
-  // Units [unit0, unit1) of heads + kv_heads: rotate a query head into q_out, or rotate and write
-  // a key head with its value head to the pages. qkv and q_out are the row's own.
-  void (*rope_append)(const KVView&, const RowsView&, int row, int unit0, int unit1,
-                      const float* qkv, float* q_out);
-  // out[head_dim] = one query head, turned by a position's angles.
-  void (*rotate)(const KVView&, int position, const float* x, float* out);
+  // out = (residual + rms_norm(x)) * scale, n columns.
+  void (*norm_add)(const float* residual, const float* x, const float* weight, float eps,
+                   float scale, int n, float* out);
+  // out = activation(gate) * up, n columns.
+  void (*gated)(const float* gate, const float* up, int n, Activation, float* out);
+  // x = cap * tanh(x / cap) in place, n columns.
+  void (*softcap)(float* x, int n, float cap);
+  // Units [unit0, unit1) of heads + kv_heads: norm and rotate a query head into q_out, or norm,
+  // rotate and write a key head with its value head to the pages. qkv and q_out are the row's own.
+  void (*rope_append)(const KVView&, const HeadNorms&, const RowsView&, int row, int unit0,
+                      int unit1, const float* qkv, float* q_out);
+  // out[head_dim] = one query head, normed and turned by a position's angles.
+  void (*rotate)(const Attention&, const HeadNorms&, int position, const float* x, float* out);
   // Attention of `num` rows of one sequence from row0, with one KV head, over one split. Per row
   // and query head of the group a partial of 16 + head_dim floats: maximum, sum, 14 unused,
-  // unnormalised outputs. Rows that do not reach the split leave their partial alone. Splits, then
+  // unnormalised outputs. Rows that see nothing of the split leave their partial alone. Splits, then
   // heads, then the rows from next_row (-1 for none) are what the caller takes next; their keys are
   // asked for meanwhile.
   void (*attend)(const KVView&, const RowsView&, int row0, int num, int next_row, int kv_head,

@@ -1,4 +1,4 @@
-// The small ops between matrix products: embedding, norm, gated activation, rotary embedding.
+// The small ops between matrix products: embedding, norms, activations, soft-cap, rotary embedding.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 namespace {
 
 // One row of a packed matrix as float32, dequantised exactly as the canonical form defines it.
-void embed(const Matrix& m, int32_t id, float* out) {
+void embed_row(const Matrix& m, int32_t id, float* out) {
   const int tile = id / LANES, lane = id % LANES;
   const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
   if (!m.quantized()) {
@@ -37,8 +37,14 @@ void embed(const Matrix& m, int32_t id, float* out) {
   }
 }
 
+void embed(const Matrix& m, int32_t id, float scale, float* out) {
+  embed_row(m, id, out);
+  if (scale == 1) return;
+  for (int i = 0; i < m.k; ++i) out[i] *= scale;
+}
+
 // Sum of squares in two chains of sixteen lanes, then the fixed tree; a ragged end is one at a time.
-void rms_norm(const float* x, const float* weight, float eps, int n, float* out) {
+inline float inverse_rms(const float* x, float eps, int n) {
   S::F even = S::zero(), odd = S::zero();
   int i = 0;
   for (; i + 32 <= n; i += 32) {
@@ -48,40 +54,79 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* out)
   }
   float sum = S::sum(S::add(even, odd));
   for (; i < n; ++i) sum += x[i] * x[i];
-  const float inverse = 1.0f / std::sqrt(sum / float(n) + eps);
+  return 1.0f / std::sqrt(sum / float(n) + eps);
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int n, float* out) {
+  const float inverse = inverse_rms(x, eps, n);
   const S::F factor = S::set1(inverse);
-  for (i = 0; i + 16 <= n; i += 16)
-    S::store(out + i, S::mul(S::mul(S::load(x + i), factor), S::load(weight + i)));
-  for (; i < n; ++i) out[i] = x[i] * inverse * weight[i];
-}
-
-void gated(const float* gate, const float* up, int n, float* out) {
-  const S::F one = S::set1(1.0f);
-  const auto lanes = [&](const S::F& g, const S::F& u) {
-    const S::F e = exp_lanes(S::sub(S::zero(), g));
-    return S::mul(S::div(g, S::add(one, e)), u);
-  };
   int i = 0;
-  for (; i + 16 <= n; i += 16) S::store(out + i, lanes(S::load(gate + i), S::load(up + i)));
-  if (i < n) {
-    float g[16] = {}, u[16] = {};
-    std::memcpy(g, gate + i, sizeof(float) * size_t(n - i));
-    std::memcpy(u, up + i, sizeof(float) * size_t(n - i));
-    float y[16];
-    S::store(y, lanes(S::load(g), S::load(u)));
-    std::memcpy(out + i, y, sizeof(float) * size_t(n - i));
+  for (; i + 16 <= n; i += 16) {
+    const S::F scaled = S::mul(S::load(x + i), factor);
+    S::store(out + i, weight ? S::mul(scaled, S::load(weight + i)) : scaled);
   }
+  for (; i < n; ++i) out[i] = weight ? x[i] * inverse * weight[i] : x[i] * inverse;
 }
 
-// Turn one head by its position's angles. The interleaved pairs of most files go sixteen columns at
-// a time: x * cos + swapped x * (-sin, +sin), the same products and sums as pair by pair.
-void rotate(const KVView& kv, int position, const float* x, float* out) {
-  const int half = kv.head_dim / 2;
-  const float* cos = kv.cos + size_t(position) * half;
-  const float* sin = kv.sin + size_t(position) * half;
-  if (kv.interleaved) {
+void norm_add(const float* residual, const float* x, const float* weight, float eps, float scale,
+              int n, float* out) {
+  const float inverse = inverse_rms(x, eps, n);
+  const S::F factor = S::set1(inverse), after = S::set1(scale);
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const S::F normed = S::mul(S::mul(S::load(x + i), factor), S::load(weight + i));
+    S::store(out + i, S::mul(S::add(S::load(residual + i), normed), after));
+  }
+  for (; i < n; ++i) out[i] = (residual[i] + x[i] * inverse * weight[i]) * scale;
+}
+
+// One function for whole vectors and a ragged end, which is computed in a padded vector.
+template <class Fn>
+inline void over_lanes(int n, const float* a, const float* b, float* out, const Fn& fn) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) S::store(out + i, fn(S::load(a + i), S::load(b + i)));
+  if (i == n) return;
+  float x[16] = {}, y[16] = {};
+  std::memcpy(x, a + i, sizeof(float) * size_t(n - i));
+  std::memcpy(y, b + i, sizeof(float) * size_t(n - i));
+  float z[16];
+  S::store(z, fn(S::load(x), S::load(y)));
+  std::memcpy(out + i, z, sizeof(float) * size_t(n - i));
+}
+
+// gelu_tanh(g) = g / 2 (1 + tanh(t)) is g / (1 + exp(-2 t)), so both activations are one.
+void gated(const float* gate, const float* up, int n, Activation activation, float* out) {
+  const S::F one = S::set1(1.0f);
+  const auto divided = [&](const S::F& g, const S::F& exponent, const S::F& u) {
+    return S::mul(S::div(g, S::add(one, exp_lanes(exponent))), u);
+  };
+  if (activation == Activation::silu) {
+    over_lanes(n, gate, up, out, [&](const S::F& g, const S::F& u) {
+      return divided(g, S::sub(S::zero(), g), u);
+    });
+    return;
+  }
+  const S::F twice = S::set1(-1.5957691216f);  // -2 sqrt(2 / pi)
+  const S::F cubic = S::set1(0.044715f);
+  over_lanes(n, gate, up, out, [&](const S::F& g, const S::F& u) {
+    const S::F t = S::fma(S::mul(S::mul(g, g), g), cubic, g);
+    return divided(g, S::mul(t, twice), u);
+  });
+}
+
+void softcap(float* x, int n, float cap) {
+  over_lanes(n, x, x, x, [&](const S::F& value, const S::F&) { return capped(value, cap); });
+}
+
+// Turn one head by its position's angles. The interleaved pairs of most GGUF files go sixteen columns
+// at a time: x * cos + swapped x * (-sin, +sin), the same products and sums as pair by pair.
+void turn(const Attention& a, int position, const float* x, float* out) {
+  const int half = a.head_dim / 2;
+  const float* cos = a.cos + size_t(position) * size_t(half);
+  const float* sin = a.sin + size_t(position) * size_t(half);
+  if (a.interleaved) {
     static constexpr float SIGNS[LANES] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
-    for (int i = 0; i < kv.head_dim; i += LANES) {
+    for (int i = 0; i < a.head_dim; i += LANES) {
       const S::F columns = S::load(x + i);
       const S::F turned = S::mul(S::swap_pairs(columns),
                                  S::mul(S::spread(sin + i / 2), S::load(SIGNS)));
@@ -89,16 +134,37 @@ void rotate(const KVView& kv, int position, const float* x, float* out) {
     }
     return;
   }
-  for (int i = 0; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    out[i] = a * cos[i] - b * sin[i];
-    out[i + half] = b * cos[i] + a * sin[i];
+  int i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    const S::F first = S::load(x + i), second = S::load(x + half + i);
+    const S::F c = S::load(cos + i), s = S::load(sin + i);
+    S::store(out + i, S::sub(S::mul(first, c), S::mul(second, s)));
+    S::store(out + half + i, S::add(S::mul(second, c), S::mul(first, s)));
+  }
+  for (; i < half; ++i) {
+    const float first = x[i], second = x[i + half];
+    out[i] = first * cos[i] - second * sin[i];
+    out[i + half] = second * cos[i] + first * sin[i];
   }
 }
 
+inline void norm_and_turn(const Attention& a, const float* weight, float eps, int position,
+                          const float* x, float* out) {
+  float normed[MAX_HEAD_DIM];
+  if (weight) {
+    rms_norm(x, weight, eps, a.head_dim, normed);
+    x = normed;
+  }
+  turn(a, position, x, out);
+}
+
+void rotate(const Attention& a, const HeadNorms& norms, int position, const float* x, float* out) {
+  norm_and_turn(a, norms.q, norms.eps, position, x, out);
+}
+
 // Units of a row are its query heads, then its KV heads; a padding row writes nothing.
-void rope_append(const KVView& kv, const RowsView& rows, int row, int unit0, int unit1,
-                 const float* qkv, float* q_out) {
+void rope_append(const KVView& kv, const HeadNorms& norms, const RowsView& rows, int row, int unit0,
+                 int unit1, const float* qkv, float* q_out) {
   const int position = rows.positions[row];
   if (position < 0) return;
   const int d = kv.head_dim;
@@ -107,19 +173,23 @@ void rope_append(const KVView& kv, const RowsView& rows, int row, int unit0, int
   const int slot = position % LANES;
   for (int unit = unit0; unit < unit1; ++unit) {
     if (unit < kv.heads) {
-      rotate(kv, position, qkv + size_t(unit) * d, q_out + size_t(unit) * d);
+      rotate(kv, norms, position, qkv + size_t(unit) * d, q_out + size_t(unit) * d);
       continue;
     }
     const int head = unit - kv.heads;
     const float* k = qkv + size_t(kv.heads + head) * d;
-    const float* v = qkv + size_t(kv.heads + kv.kv_heads + head) * d;
+    const float* v = kv.k_is_v ? k : k + size_t(kv.kv_heads) * d;
     uint16_t* k_page = kv.k + page + size_t(head) * d * LANES + slot;
     uint16_t* v_page = kv.v + page + size_t(head) * d * LANES + size_t(slot) * d;
-    float rotated[MAX_HEAD_DIM];
+    float rotated[MAX_HEAD_DIM], normed[MAX_HEAD_DIM];
     uint16_t halves[MAX_HEAD_DIM];
-    rotate(kv, position, k, rotated);
+    norm_and_turn(kv, norms.k, norms.eps, position, k, rotated);
     for (int i = 0; i < d; i += LANES) S::store_half(halves + i, S::load(rotated + i));
     for (int i = 0; i < d; ++i) k_page[size_t(i) * LANES] = halves[i];
+    if (kv.v_norm) {
+      rms_norm(v, nullptr, norms.eps, d, normed);
+      v = normed;
+    }
     for (int i = 0; i < d; i += LANES) S::store_half(v_page + i, S::load(v + i));
   }
 }

@@ -44,14 +44,21 @@ struct Rows {
   static constexpr int value = N;
 };
 
-inline void store_row(const S::F& sum, float* dst, const float* residual, int live) {
+inline void store_row(S::F sum, const Output& to, int row, int live) {
+  float* const out = to.out + size_t(row) * size_t(to.ldo);
+  const float* const residual =
+      to.residual ? to.residual + size_t(row) * size_t(to.ldr) : nullptr;
   if (live == LANES) {
-    S::store(dst, residual ? S::add(sum, S::load(residual)) : sum);
+    if (to.bias) sum = S::add(sum, S::load(to.bias));
+    S::store(out, residual ? S::add(sum, S::load(residual)) : sum);
     return;
   }
   float lanes[LANES];
   S::store(lanes, sum);
-  for (int i = 0; i < live; ++i) dst[i] = residual ? lanes[i] + residual[i] : lanes[i];
+  for (int i = 0; i < live; ++i) {
+    const float value = to.bias ? lanes[i] + to.bias[i] : lanes[i];
+    out[i] = residual ? value + residual[i] : value;
+  }
 }
 
 template <Format F>
@@ -91,8 +98,7 @@ inline void add_group(const S::B (&w)[8], S::F scale, S::F bias, const Act* acts
 // `stride` is the number of rows in the activation block, R of which start at `acts`.
 template <Format F, bool BIAS, int ZERO, int R>
 NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, int stride,
-                           float* out, int ldo, const float* residual, int ldr, int live,
-                           const uint8_t* fetch, int fetch_lines) {
+                           const Output& to, int live, const uint8_t* fetch, int fetch_lines) {
   constexpr int codes = F == Format::q4 ? 256 : 512;
   constexpr int bytes = codes + (BIAS ? 64 : 32);
   constexpr int FOURS = R / 4 * 4;
@@ -118,21 +124,17 @@ NOINLINE void tile_product(const uint8_t* w_data, int groups, const Act* acts, i
       add_group<F, BIAS, ZERO, R - FOURS>(w, scale, bias, acts + FOURS, sum + FOURS);
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-    store_row(sum[r], out + size_t(r) * ldo, residual ? residual + size_t(r) * ldr : nullptr, live);
+  for (int r = 0; r < R; ++r) store_row(sum[r], to, r, live);
 }
 
 // tile_product for any number of rows up to MAX_SHARE, in as few reads as registers allow.
 template <Format F, bool BIAS, int ZERO, int R = S::max_rows>
-NOINLINE void block_product(const uint8_t* w, int groups, const Act* acts, int rows, float* out,
-                          int ldo, const float* residual, int ldr, int live,
-                          const uint8_t* fetch, int fetch_lines) {
+NOINLINE void block_product(const uint8_t* w, int groups, const Act* acts, int rows,
+                            const Output& to, int live, const uint8_t* fetch, int fetch_lines) {
   int r = 0;
   const auto call = [&](auto width) {
     constexpr int N = decltype(width)::value;
-    tile_product<F, BIAS, ZERO, N>(w, groups, acts + r, rows, out + size_t(r) * ldo, ldo,
-                                   residual ? residual + size_t(r) * ldr : nullptr, ldr, live, fetch,
-                                   fetch_lines);
+    tile_product<F, BIAS, ZERO, N>(w, groups, acts + r, rows, to.at(r, 0), live, fetch, fetch_lines);
     r += N;
   };
   while (rows - r >= R) call(Rows<R>{});
@@ -169,7 +171,7 @@ inline int live_lanes(const Matrix& m, int tile) {
 // tiles at a time arrive a third slower than one). The same integers and sums, in the same order.
 template <bool BIAS, int ZERO, int T>
 NOINLINE void cached_product(const uint8_t* tiles, size_t tile_bytes, int groups, const Act* acts,
-                             float* out, const float* residual) {
+                             const Output& to) {
   constexpr int bytes = 256 + (BIAS ? 64 : 32);
   S::F sum[T];
   for (int t = 0; t < T; ++t) sum[t] = S::zero();
@@ -185,24 +187,22 @@ NOINLINE void cached_product(const uint8_t* tiles, size_t tile_bytes, int groups
       if (BIAS) sum[t] = S::fma(S::load_half(scales + LANES), whole, sum[t]);
     }
   }
-  for (int t = 0; t < T; ++t)
-    store_row(sum[t], out + t * LANES, residual ? residual + t * LANES : nullptr, LANES);
+  for (int t = 0; t < T; ++t) store_row(sum[t], to.at(0, t * LANES), 0, LANES);
 }
 
 // Tiles outside, row blocks inside: a tile stays in the first-level cache over all its blocks.
 // One row a block (share 1) is the other way round: every row reads all the weights again.
 template <Format F, bool BIAS, int ZERO>
 void matmul_tiles(const Matrix& m, const Act* acts, int rows, int share, int tile0, int tile1,
-                  float* out, int ldo, const float* residual, int ldr, Fetch& fetch) {
+                  const Output& to, Fetch& fetch) {
   const int groups = m.k / GROUP;
   const auto one = [&](int tile, int block) {
     const int r0 = block * share;
     const uint8_t* const on_the_way = fetch.take(groups);
     block_product<F, BIAS, ZERO>(
         m.data + size_t(tile) * m.tile_bytes(), groups, acts + size_t(r0) * groups,
-        rows_in_block(rows, block, share), out + size_t(r0) * ldo + tile * LANES, ldo,
-        residual ? residual + size_t(r0) * ldr + tile * LANES : nullptr, ldr, live_lanes(m, tile),
-        on_the_way, on_the_way ? fetch.lines : 0);
+        rows_in_block(rows, block, share), to.at(r0, tile * LANES), live_lanes(m, tile), on_the_way,
+        on_the_way ? fetch.lines : 0);
   };
   const int blocks = (rows + share - 1) / share;
   if (share == 1) {
@@ -215,36 +215,32 @@ void matmul_tiles(const Matrix& m, const Act* acts, int rows, int share, int til
 }
 
 void matmul_quantized(const Matrix& m, const Act* acts, int rows, int share, int tile0, int tile1,
-                      float* out, int ldo, const float* residual, int ldr, Fetch& fetch) {
+                      const Output& to, Fetch& fetch) {
   auto fn = matmul_tiles<Format::q8, false, 128>;
   if (m.format == Format::q4)
     fn = m.has_bias ? matmul_tiles<Format::q4, true, 0> : matmul_tiles<Format::q4, false, 8>;
-  fn(m, acts, rows, share, tile0, tile1, out, ldo, residual, ldr, fetch);
+  fn(m, acts, rows, share, tile0, tile1, to, fetch);
 }
 
 template <bool BIAS, int ZERO>
-int cached_tiles(const Matrix& m, const Act* acts, int tile0, int tile1, float* out,
-                 const float* residual) {
+int cached_tiles(const Matrix& m, const Act* acts, int tile0, int tile1, const Output& to) {
   const int whole = m.n / LANES < tile1 ? m.n / LANES : tile1;
   const auto some = [&](auto count) {
     constexpr int T = decltype(count)::value;
     for (; tile0 + T <= whole; tile0 += T)
       cached_product<BIAS, ZERO, T>(m.data + size_t(tile0) * m.tile_bytes(), m.tile_bytes(),
-                                    m.k / GROUP, acts, out + tile0 * LANES,
-                                    residual ? residual + tile0 * LANES : nullptr);
+                                    m.k / GROUP, acts, to.at(0, tile0 * LANES));
   };
   some(Rows<4>{});
   some(Rows<2>{});
   return tile0;
 }
 
-void matmul_cached(const Matrix& m, const Act* acts, int tile0, int tile1, float* out,
-                   const float* residual) {
+void matmul_cached(const Matrix& m, const Act* acts, int tile0, int tile1, const Output& to) {
   if (m.format == Format::q4)
-    tile0 = (m.has_bias ? cached_tiles<true, 0> : cached_tiles<false, 8>)(m, acts, tile0, tile1, out,
-                                                                          residual);
+    tile0 = (m.has_bias ? cached_tiles<true, 0> : cached_tiles<false, 8>)(m, acts, tile0, tile1, to);
   Fetch none;
-  matmul_quantized(m, acts, 1, MAX_SHARE, tile0, tile1, out, 0, residual, 0, none);
+  matmul_quantized(m, acts, 1, MAX_SHARE, tile0, tile1, to, none);
 }
 
 template <Format F>
@@ -277,23 +273,19 @@ inline void dense_product(const uint8_t* w, int k, const float* x, int ldx, S::F
 }
 
 template <Format F, int R>
-void dense_tile(const Matrix& m, int tile, const float* x, int ldx, float* out, int ldo,
-                const float* residual, int ldr) {
+void dense_tile(const Matrix& m, int tile, const float* x, int ldx, const Output& to) {
   S::F sum[R];
   dense_product<F, R>(m.data + size_t(tile) * m.tile_bytes(), m.k, x, ldx, sum);
   const int live = live_lanes(m, tile);
-  for (int r = 0; r < R; ++r)
-    store_row(sum[r], out + size_t(r) * ldo + tile * LANES,
-              residual ? residual + size_t(r) * ldr + tile * LANES : nullptr, live);
+  for (int r = 0; r < R; ++r) store_row(sum[r], to.at(0, tile * LANES), r, live);
 }
 
 template <Format F>
 void dense_tiles(const Matrix& m, const float* x, int ldx, int rows, int share, int tile0,
-                 int tile1, float* out, int ldo, const float* residual, int ldr) {
+                 int tile1, const Output& to) {
   const auto one = [&](auto step, int tile, int r) {
     constexpr int R = decltype(step)::value;
-    dense_tile<F, R>(m, tile, x + size_t(r) * ldx, ldx, out + size_t(r) * ldo, ldo,
-                     residual ? residual + size_t(r) * ldr : nullptr, ldr);
+    dense_tile<F, R>(m, tile, x + size_t(r) * ldx, ldx, to.at(r, 0));
   };
   if (share == 1) {
     for (int r = 0; r < rows; ++r)
@@ -309,11 +301,11 @@ void dense_tiles(const Matrix& m, const float* x, int ldx, int rows, int share, 
 }
 
 void matmul_dense(const Matrix& m, const float* x, int ldx, int rows, int share, int tile0,
-                  int tile1, float* out, int ldo, const float* residual, int ldr) {
+                  int tile1, const Output& to) {
   auto fn = dense_tiles<Format::f32>;
   if (m.format == Format::f16) fn = dense_tiles<Format::f16>;
   if (m.format == Format::bf16) fn = dense_tiles<Format::bf16>;
-  fn(m, x, ldx, rows, share, tile0, tile1, out, ldo, residual, ldr);
+  fn(m, x, ldx, rows, share, tile0, tile1, to);
 }
 
 }  // namespace

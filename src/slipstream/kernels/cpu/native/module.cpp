@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 
@@ -33,12 +34,20 @@ Format format_of(const std::string& dtype) {
   throw std::invalid_argument("dtype must be f32, f16 or bf16, got " + dtype);
 }
 
+// Null for None.
+const float* vector(nb::object array) {
+  return array.is_none() ? nullptr : nb::cast<Array<const float, 1>>(array).data();
+}
+
 Source source(int buffer, const std::string& prologue, nb::object weight, float eps) {
   if (prologue == "none") return {buffer, Prologue::none, nullptr, 0};
-  if (prologue == "gated") return {buffer, Prologue::gated, nullptr, 0};
-  const auto array = nb::cast<Array<const float, 1>>(weight);
-  return {buffer, Prologue::norm, array.data(), eps};
+  if (prologue == "silu") return {buffer, Prologue::gated, nullptr, 0, Activation::silu};
+  if (prologue == "gelu_tanh") return {buffer, Prologue::gated, nullptr, 0, Activation::gelu_tanh};
+  if (prologue == "norm") return {buffer, Prologue::norm, vector(weight), eps};
+  throw std::invalid_argument("prologue " + prologue + " is not known");
 }
+
+HeadNorms head_norms(nb::object q, nb::object k, float eps) { return {vector(q), vector(k), eps}; }
 
 void run(Program& program, Ints token_ids, Ints positions, Ints sequences,
          Array<const int32_t, 2> page_table, Ints logit_rows, int share) {
@@ -64,10 +73,11 @@ void run_draft(Program& program, Ints token_ids, Ints last_positions, Ints seque
 nb::object read_page(const KV& kv, int layer, int page, bool values) {
   const KVView view = kv.view(layer);
   const uint16_t* from = (values ? view.v : view.k) + size_t(page) * view.page_stride;
-  auto* copy = new uint16_t[kv.plane()];
-  std::memcpy(copy, from, kv.plane() * sizeof(uint16_t));
+  const size_t plane = kv.plane(layer);
+  auto* copy = new uint16_t[plane];
+  std::memcpy(copy, from, plane * sizeof(uint16_t));
   nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<uint16_t*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, uint16_t>(copy, {kv.plane()}, owner));
+  return nb::cast(nb::ndarray<nb::numpy, uint16_t>(copy, {plane}, owner));
 }
 
 }  // namespace
@@ -105,13 +115,21 @@ NB_MODULE(_native, m) {
         self.add_dense(format_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
       });
 
+  nb::class_<KVLayer>(m, "KVLayer")
+      .def("__init__",
+           [](KVLayer* self, int owner, int heads, int kv_heads, int head_dim,
+              Array<const float, 2> cos, Array<const float, 2> sin, bool interleaved, float scale,
+              int window, float softcap, bool v_norm, bool k_is_v) {
+             new (self) KVLayer{{heads, kv_heads, head_dim, cos.data(), sin.data(), interleaved,
+                                 scale, window, softcap, v_norm, k_is_v}, owner};
+           }, nb::kw_only(), "owner"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "cos"_a, "sin"_a,
+           "interleaved"_a, "scale"_a, "window"_a, "softcap"_a, "v_norm"_a, "k_is_v"_a);
+
   nb::class_<KV>(m, "KV")
       .def("__init__",
-           [](KV* self, int layers, int num_pages, int heads, int kv_heads, int head_dim,
-              bool interleaved, Array<const float, 2> cos, Array<const float, 2> sin) {
-             new (self) KV(layers, num_pages, heads, kv_heads, head_dim, interleaved, cos.data(),
-                           sin.data());
-           })
+           [](KV* self, std::vector<KVLayer> layers, int num_pages) {
+             new (self) KV(std::move(layers), num_pages);
+           }, "layers"_a, "num_pages"_a)
       .def("zero", &KV::zero, "page"_a)
       .def("read", &read_page, "layer"_a, "page"_a, "values"_a);
 
@@ -124,22 +142,37 @@ NB_MODULE(_native, m) {
                                 int(logits.shape(1)));
            })
       .def("buffer", &Program::buffer, "width"_a)
-      .def("embed", &Program::embed, "weight"_a, "out"_a)
+      .def("embed", &Program::embed, "weight"_a, "scale"_a, "out"_a)
       .def("linear",
            [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,
-              std::shared_ptr<Weight> weight, int residual, int out) {
-             self.linear(source(in, prologue, norm, eps), std::move(weight), residual, out);
-           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a, "residual"_a, "out"_a)
+              std::shared_ptr<Weight> weight, nb::object bias, int residual, int out) {
+             self.linear(source(in, prologue, norm, eps), std::move(weight), vector(bias), residual,
+                         out);
+           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a, "bias"_a.none(),
+           "residual"_a, "out"_a)
+      .def("norm_add",
+           [](Program& self, int in, nb::object norm, float eps, int residual, float scale,
+              int width, int out) {
+             self.norm_add(source(in, "norm", norm, eps), residual, scale, width, out);
+           }, "in"_a, "norm"_a, "eps"_a, "residual"_a, "scale"_a, "width"_a, "out"_a)
       .def("logits",
            [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,
-              std::shared_ptr<Weight> weight) {
-             self.logits(source(in, prologue, norm, eps), std::move(weight));
-           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a)
-      .def("rope_append", &Program::rope_append, "qkv"_a, "kv"_a, "layer"_a, "out"_a)
+              std::shared_ptr<Weight> weight, float softcap) {
+             self.logits(source(in, prologue, norm, eps), std::move(weight), softcap);
+           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a, "softcap"_a)
+      .def("rope_append",
+           [](Program& self, int qkv, std::shared_ptr<KV> kv, int layer, nb::object q_norm,
+              nb::object k_norm, float eps, int out) {
+             self.rope_append(qkv, std::move(kv), layer, head_norms(q_norm, k_norm, eps), out);
+           }, "qkv"_a, "kv"_a, "layer"_a, "q_norm"_a.none(), "k_norm"_a.none(), "eps"_a, "out"_a)
       .def("attention", &Program::attention, "q"_a, "kv"_a, "layer"_a, "out"_a)
       .def("own_buffer", &Program::own_buffer, "width"_a)
       .def("borrow", &Program::borrow, "target"_a, "buffer"_a)
-      .def("rope", &Program::rope, "q"_a, "kv"_a, "layer"_a, "heads"_a, "out"_a)
+      .def("rope",
+           [](Program& self, int q, std::shared_ptr<KV> kv, int layer, nb::object q_norm, float eps,
+              int heads, int out) {
+             self.rope(q, std::move(kv), layer, head_norms(q_norm, nb::none(), eps), heads, out);
+           }, "q"_a, "kv"_a, "layer"_a, "q_norm"_a.none(), "eps"_a, "heads"_a, "out"_a)
       .def("attend_before", &Program::attend_before, "q"_a, "kv"_a, "layer"_a, "heads"_a, "out"_a)
       .def("pick",
            [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,

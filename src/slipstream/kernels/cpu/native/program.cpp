@@ -4,7 +4,6 @@
 #include <limits>
 
 namespace {
-constexpr int TILE_ROWS = 4;  // rows of one sequence that share a page's conversion to float32
 constexpr int ALIGN = 16;  // floats
 // After a stall the team is tried again this much later, twice as late after each further stall.
 constexpr auto LONGEST_ALONE = std::chrono::microseconds(1280000);
@@ -33,37 +32,56 @@ float* Program::at(int slot, int row, int member) const {
   return buffer.data + size_t(row) * size_t(buffer.width);
 }
 
-void Program::embed(std::shared_ptr<Weight> weight, int out) {
-  Op op{Op::Kind::embed, {}, out};
-  op.weight = std::move(weight);
-  op.step = picks_;
-  ops_.push_back(std::move(op));
+Op& Program::add(Op::Kind kind, Source in, int out) {
+  ops_.push_back({kind, in, out});
+  ops_.back().step = picks_;
+  return ops_.back();
 }
 
-void Program::linear(Source in, std::shared_ptr<Weight> weight, int residual, int out) {
+void Program::embed(std::shared_ptr<Weight> weight, float scale, int out) {
+  Op& op = add(Op::Kind::embed, {}, out);
+  op.weight = std::move(weight);
+  op.scale = scale;
+}
+
+void Program::linear(Source in, std::shared_ptr<Weight> weight, const float* bias, int residual,
+                     int out) {
   max_k_ = std::max(max_k_, weight->k);
   any_dense_ = any_dense_ || weight->any_dense;
-  Op op{Op::Kind::linear, in, out, residual};
+  Op& op = add(Op::Kind::linear, in, out);
   op.weight = std::move(weight);
-  op.step = picks_;
-  ops_.push_back(std::move(op));
+  op.bias = bias;
+  op.residual = residual;
 }
 
-void Program::logits(Source in, std::shared_ptr<Weight> weight) {
-  linear(in, std::move(weight), -1, -1);
+void Program::logits(Source in, std::shared_ptr<Weight> weight, float softcap) {
+  linear(in, std::move(weight), nullptr, -1, -1);
   ops_.back().kind = Op::Kind::logits;
+  ops_.back().softcap = softcap;
 }
 
-void Program::rope_append(int qkv, std::shared_ptr<KV> kv, int layer, int out) {
-  Op op{Op::Kind::rope_append, {qkv, Prologue::none, nullptr, 0}, out};
+void Program::norm_add(Source in, int residual, float scale, int width, int out) {
+  Op& op = add(Op::Kind::norm_add, in, out);
+  op.residual = residual;
+  op.scale = scale;
+  op.width = width;
+}
+
+void Program::rope_append(int qkv, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int out) {
+  Op& op = add(Op::Kind::rope_append, {qkv, Prologue::none, nullptr, 0}, out);
   op.kv = std::move(kv);
   op.layer = layer;
-  op.step = picks_;
-  ops_.push_back(std::move(op));
+  op.norms = norms;
+}
+
+void Program::rope(int q, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int heads, int out) {
+  rope_append(q, std::move(kv), layer, norms, out);
+  ops_.back().kind = Op::Kind::rope;
+  ops_.back().heads = heads;
 }
 
 void Program::attention(int q, std::shared_ptr<KV> kv, int layer, int out) {
-  rope_append(q, std::move(kv), layer, out);
+  rope_append(q, std::move(kv), layer, {}, out);
   ops_.back().kind = Op::Kind::attention;
   lead_to_attention();
 }
@@ -79,15 +97,17 @@ void Program::plan_rows(int num_logits) {
   max_splits_ = 0;
   for (int r = 0; r < rows_.rows; ++r) {
     if (rows_.positions[r] < 0) continue;
-    const int splits = rows_.positions[r] / SPLIT + 1;
+    const int position = rows_.positions[r], splits = position / SPLIT + 1;
     max_splits_ = std::max(max_splits_, splits);
     RowTile* last = tiles_.empty() ? nullptr : &tiles_.back();
     if (last && last->row0 + last->num == r && last->num < TILE_ROWS &&
         rows_.sequences[r] == rows_.sequences[last->row0]) {
       ++last->num;
       last->splits = std::max(last->splits, splits);
+      last->lowest = std::min(last->lowest, position);
+      last->highest = std::max(last->highest, position);
     } else {
-      tiles_.push_back({r, 1, splits});
+      tiles_.push_back({r, 1, splits, position, position});
     }
   }
   const auto grow = [](Memory& memory, size_t bytes) {
@@ -105,11 +125,12 @@ void Program::plan_rows(int num_logits) {
   size_t floats = 0;
   for (const Op& op : ops_) {
     if (op.kind != Op::Kind::attention) continue;
-    const size_t width = (size_t(op.kv->head_dim) + LANES) * size_t(view(op).heads);
+    const KVView kv = view(op);
+    const size_t width = (size_t(kv.head_dim) + LANES) * size_t(kv.heads);
     const size_t whole = width * size_t(team_->size()) * 2 * TILE_ROWS;
     const bool splits = side_by_side(op, team_->size());
     floats = std::max({floats, whole,
-                       splits ? width * size_t(rows_.rows) * size_t(max_splits_) : 0});
+                       splits ? width * size_t(rows_.rows) * size_t(span(kv)) : 0});
   }
   grow(partials_, floats * sizeof(float));
   members_.resize(size_t(team_->size()));
@@ -159,12 +180,13 @@ void Program::work(int member) {
     switch (op.kind) {
       case Op::Kind::embed: run_embed(op, member); break;
       case Op::Kind::linear: run_matmul(op, member); break;
-      case Op::Kind::rope_append: run_rope(op, member); break;
+      case Op::Kind::norm_add: run_norm_add(op, member); break;
+      case Op::Kind::rope_append: run_rope_append(op, member); break;
+      case Op::Kind::rope: run_rope(op, member); break;
       case Op::Kind::attention: run_attention(op, member); break;
       case Op::Kind::logits:
         if (num_logits_) run_matmul(op, member);
         break;
-      case Op::Kind::rope: run_own_rope(op, member); break;
       case Op::Kind::pick: run_pick(op, member); break;
     }
     if (barrier_after(op)) team_->barrier();
@@ -176,7 +198,7 @@ void Program::run_embed(const Op& op, int member) {
   const Range range = few_ ? Range{0, rows_.rows} : mine(member, rows_.rows);
   const int32_t* tokens = op.step ? members_[size_t(member)].tokens.data() : rows_.token_ids;
   for (int r = range.begin; r < range.end; ++r)
-    kernels_->embed(op.weight->parts[0], tokens[r], at(op.out, r, member));
+    kernels_->embed(op.weight->parts[0], tokens[r], op.scale, at(op.out, r, member));
 }
 
 // Bring columns of one row, from group0 to group1, into the form that the weights multiply.
@@ -189,7 +211,7 @@ void Program::prepare_row(const Source& in, const Weight& weight, int row, int s
     kernels_->rms_norm(x, in.norm_weight, in.eps, weight.k, y);
     x = y;
   } else if (in.prologue == Prologue::gated) {
-    kernels_->gated(x + c0, x + weight.k + c0, c1 - c0, y + c0);
+    kernels_->gated(x + c0, x + weight.k + c0, c1 - c0, in.activation, y + c0);
     x = y;
   } else if (weight.any_dense) {
     std::memcpy(y + c0, x + c0, size_t(c1 - c0) * sizeof(float));
@@ -237,25 +259,25 @@ void Program::run_matmul(const Op& op, int member) {
     }
     team_->barrier();
   }
-  float* out = last ? logits_ : at(op.out, 0, member);
-  const int ldo = last ? vocab_ : width(op.out);
-  const float* residual = op.residual < 0 ? nullptr : at(op.residual, 0, member);
-  const int ldr = op.residual < 0 ? 0 : width(op.residual);
+  const bool adds = op.residual >= 0;
+  const Output to{last ? logits_ : at(op.out, 0, member), last ? vocab_ : width(op.out), op.bias,
+                  adds ? at(op.residual, 0, member) : nullptr, adds ? width(op.residual) : 0};
   Fetch& fetch = fetch_for(op, member);
   int first = 0, column = 0;
   for (const Matrix& part : weight.parts) {
     const auto [begin, end] = share_of(op, part, first, member);
     if (begin < end) {
-      const float* add = residual ? residual + column : nullptr;
+      const Output its = to.at(0, column);
       // The first draft step has brought the head's weights into the caches.
       if (part.quantized() && few_ && rows == 1 && op.step > 0)
-        kernels_->matmul_cached(part, acts, begin, end, out + column, add);
+        kernels_->matmul_cached(part, acts, begin, end, its);
       else if (part.quantized())
-        kernels_->matmul_quantized(part, acts, rows, share_, begin, end, out + column, ldo, add,
-                                   ldr, fetch);
+        kernels_->matmul_quantized(part, acts, rows, share_, begin, end, its, fetch);
       else
-        kernels_->matmul_dense(part, dense, max_k_, rows, share_, begin, end, out + column, ldo,
-                               add, ldr);
+        kernels_->matmul_dense(part, dense, max_k_, rows, share_, begin, end, its);
+      const int n0 = begin * LANES, n1 = std::min(end * LANES, part.n);
+      for (int r = 0; r < rows && op.softcap > 0; ++r)
+        kernels_->softcap(its.at(r, n0).out, n1 - n0, op.softcap);
     }
     first += part.tiles();
     column += part.n;
@@ -263,107 +285,37 @@ void Program::run_matmul(const Op& op, int member) {
   if (few_ && op.activates) activate(op, member);
 }
 
-void Program::run_rope(const Op& op, int member) {
+void Program::run_norm_add(const Op& op, int member) {
+  const Range range = mine(member, rows_.rows);
+  for (int r = range.begin; r < range.end; ++r)
+    kernels_->norm_add(at(op.residual, r, member), at(op.in.buffer, r, member), op.in.norm_weight,
+                       op.in.eps, op.scale, op.width, at(op.out, r, member));
+}
+
+void Program::run_rope_append(const Op& op, int member) {
   const KVView kv = op.kv->view(op.layer);
   const int units = kv.heads + kv.kv_heads;
   const Range range = mine(member, rows_.rows * units);
   for (int unit = range.begin; unit < range.end;) {
     const int r = unit / units, u0 = unit % units;
     const int u1 = std::min(units, u0 + range.end - unit);
-    kernels_->rope_append(kv, rows_, r, u0, u1, at(op.in.buffer, r, member),
+    kernels_->rope_append(kv, op.norms, rows_, r, u0, u1, at(op.in.buffer, r, member),
                           at(op.out, r, member));
     unit += u1 - u0;
   }
 }
 
-// Whether so few tiles of rows are live that the splits must run side by side to occupy `members`.
-bool Program::side_by_side(const Op& op, int members) const {
-  return few_ || int(tiles_.size()) * op.kv->kv_heads < 4 * members;
-}
-
-void Program::run_attention(const Op& op, int member) {
+void Program::run_rope(const Op& op, int member) {
   const KVView kv = view(op);
-  if (!side_by_side(op, team_->active())) return attend_whole(op, member);
-  // Few rows: splits run side by side and are folded afterwards, in the same order.
-  const int d = kv.head_dim, group = kv.group();
-  const size_t size = size_t(d) + LANES, head_stride = size, row_stride = size * size_t(group);
-  const size_t split_stride = row_stride * size_t(rows_.rows);
-  const size_t kv_stride = split_stride * size_t(max_splits_);
-  const int units = int(tiles_.size()) * kv.kv_heads * max_splits_;
-  const Range range = mine(member, units);
+  const Range range = few_ ? Range{0, rows_.rows * kv.heads} : mine(member, rows_.rows * kv.heads);
+  // A draft's view has the position of the last key; the anchor's comes next.
+  const int ahead = drafts_ ? 1 + op.step : 0;
   for (int unit = range.begin; unit < range.end; ++unit) {
-    const int split = unit % max_splits_, head = unit / max_splits_ % kv.kv_heads;
-    const RowTile& tile = tiles_[size_t(unit / max_splits_ / kv.kv_heads)];
-    if (split >= tile.splits) continue;
-    float* partials = partials_.floats() + size_t(head) * kv_stride + size_t(split) * split_stride +
-                      size_t(tile.row0) * row_stride;
-    kernels_->attend(kv, rows_, tile.row0, tile.num, next_row(unit / max_splits_ / kv.kv_heads, 1),
-                     head, split, at(op.in.buffer, 0, member), width(op.in.buffer), partials);
-  }
-  team_->barrier();
-  if (few_ && folds_for_itself()) return fold_for_itself(op, member);
-  const Range folds = mine(member, rows_.rows * kv.heads);
-  for (int unit = folds.begin; unit < folds.end; ++unit) {
-    const int r = unit / kv.heads, h = unit % kv.heads;
+    const int r = unit / kv.heads, column = unit % kv.heads * kv.head_dim;
     if (rows_.positions[r] < 0) continue;
-    float* running = partials_.floats() + size_t(h / group) * kv_stride +
-                     size_t(r) * row_stride + size_t(h % group) * head_stride;
-    const int splits = rows_.positions[r] / SPLIT + 1;
-    for (int s = 1; s < splits; ++s) kernels_->fold(running, running + s * split_stride, 1, size, d);
-    for (int copy = 0; copy < (few_ ? team_->active() : 1); ++copy)
-      kernels_->finish(running, d, at(op.out, r, copy) + size_t(h) * size_t(d));
+    kernels_->rotate(kv, op.norms, rows_.positions[r] + ahead, at(op.in.buffer, r, member) + column,
+                     at(op.out, r, member) + column);
   }
-}
-
-// First row of the tile `stride` behind, -1 if there is none.
-int Program::next_row(int tile, int stride) const {
-  const size_t next = size_t(tile + stride);
-  return next < tiles_.size() ? tiles_[next].row0 : -1;
-}
-
-// A prompt's later tiles see more than its first ones, so many tiles are dealt in turn.
-bool Program::whole_tiles() const { return int(tiles_.size()) >= 4 * team_->active(); }
-
-// Many rows: a member takes tiles of rows through all their heads and splits; few tiles are cut in
-// equal parts, heads apart.
-void Program::attend_whole(const Op& op, int member) {
-  const KVView kv = view(op);
-  const int heads = kv.kv_heads, size = team_->active(), tiles = int(tiles_.size());
-  const size_t width = size_t(kv.head_dim) + LANES;
-  const size_t block = width * size_t(kv.group()) * TILE_ROWS;
-  float* const running = partials_.floats() + size_t(member) * 2 * block;
-  if (whole_tiles()) {
-    for (int tile = member; tile < tiles; tile += size)
-      for (int head = 0; head < heads; ++head)
-        attend_tile(op, tile, head, next_row(tile, size), running);
-    return;
-  }
-  const Range range = mine(member, tiles * heads);
-  for (int unit = range.begin; unit < range.end; ++unit)
-    attend_tile(op, unit / heads, unit % heads, next_row(unit / heads, 1), running);
-}
-
-// One tile of rows with one KV head, folded split by split; scratch of two blocks at `running`.
-void Program::attend_tile(const Op& op, int index, int head, int next_row, float* running) {
-  const KVView kv = view(op);
-  const RowTile& tile = tiles_[size_t(index)];
-  const int d = kv.head_dim, group = kv.group();
-  const size_t size = size_t(d) + LANES;
-  float* const partials = running + size * size_t(group) * TILE_ROWS;
-  for (int split = 0; split < tile.splits; ++split) {
-    kernels_->attend(kv, rows_, tile.row0, tile.num, next_row, head, split,
-                     at(op.in.buffer, 0, 0), width(op.in.buffer), split ? partials : running);
-    if (!split) continue;
-    for (int r = 0; r < tile.num; ++r) {
-      const size_t at = size_t(r) * size_t(group) * size;
-      if (rows_.positions[tile.row0 + r] >= split * SPLIT)
-        kernels_->fold(running + at, partials + at, group, size, d);
-    }
-  }
-  for (int i = 0; i < tile.num * group; ++i)
-    kernels_->finish(running + size_t(i) * size, d,
-                     at(op.out, tile.row0 + i / group, 0) +
-                         size_t(head * group + i % group) * size_t(d));
 }
 
 void Program::run_argmax(int member) {

@@ -19,15 +19,21 @@ struct Source {
   Prologue prologue;
   const float* norm_weight;
   float eps;
+  Activation activation = Activation::silu;
 };
 
 struct Op {
-  enum class Kind { embed, linear, logits, rope_append, attention, rope, pick } kind;
+  enum class Kind { embed, linear, logits, norm_add, rope_append, rope, attention, pick } kind;
   Source in;
   int out = -1, residual = -1;
   std::shared_ptr<Weight> weight = nullptr;
+  const float* bias = nullptr;  // of a product
+  float scale = 1;              // of an embedding or what norm_add sums
+  float softcap = 0;            // of logits
+  HeadNorms norms{};            // of rotations
   std::shared_ptr<KV> kv = nullptr;
   int layer = 0;
+  int width = 0;        // columns of norm_add
   int attention = -1;   // of a product: which op is the next attention
   int blocks_left = 0;  // of a tile and a group of weights, from here to there
   // Of drafts: query heads where they are not the target's, ids of what is picked, the draft step
@@ -36,6 +42,7 @@ struct Op {
   std::shared_ptr<const std::vector<int32_t>> ids = nullptr;
   int step = 0;
   bool joined = false, activates = false, activated = false;
+  Activation activation = Activation::silu;  // that it `activates`
 };
 
 // What a draft goes by besides the rows of the target's view, whose positions are those of the last
@@ -52,6 +59,7 @@ struct Drafting {
 // Up to this many rows every member normalises and rounds the rows for itself: cheaper than a
 // barrier.
 constexpr int ALONE_ROWS = 2;
+constexpr int TILE_ROWS = 4;  // rows of one sequence that share a page's conversion to float32
 constexpr auto SHORTEST_ALONE = std::chrono::microseconds(20000);
 
 class Program {
@@ -67,12 +75,14 @@ class Program {
   int buffer(int width);
   int own_buffer(int width);                     // a copy for each member where rows are few
   int borrow(const Program& target, int buffer);  // row r is row kept_rows[r] of the target's
-  void embed(std::shared_ptr<Weight> weight, int out);
-  void linear(Source in, std::shared_ptr<Weight> weight, int residual, int out);
-  void rope_append(int qkv, std::shared_ptr<KV> kv, int layer, int out);
+  void embed(std::shared_ptr<Weight> weight, float scale, int out);
+  void linear(Source in, std::shared_ptr<Weight> weight, const float* bias, int residual, int out);
+  void norm_add(Source in, int residual, float scale, int width, int out);
+  void rope_append(int qkv, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int out);
   void attention(int q, std::shared_ptr<KV> kv, int layer, int out);
-  void logits(Source in, std::shared_ptr<Weight> weight);
-  void rope(int q, std::shared_ptr<KV> kv, int layer, int heads, int out);
+  void logits(Source in, std::shared_ptr<Weight> weight, float softcap);
+  // Of `heads` query heads, 0 for the layer's own.
+  void rope(int q, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int heads, int out);
   void attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int out);
   void pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids, int out);
 
@@ -90,6 +100,7 @@ class Program {
   };
   struct RowTile {  // rows of one sequence, none of them padding
     int row0, num, splits;
+    int lowest, highest;  // positions
   };
   struct Turns {  // first, first + stride, ... below end
     int first, end, stride;
@@ -109,6 +120,7 @@ class Program {
     float value;
     int32_t index;
   };
+  Op& add(Op::Kind kind, Source in, int out);
   void run_team();
   Range mine(int member, int units) const;
   float* at(int slot, int row, int member) const;
@@ -122,8 +134,12 @@ class Program {
   Fetch& fetch_for(const Op&, int member);
   void run_embed(const Op&, int member);
   void run_matmul(const Op&, int member);
+  void run_norm_add(const Op&, int member);
+  void run_rope_append(const Op&, int member);
   void run_rope(const Op&, int member);
   bool side_by_side(const Op&, int members) const;
+  int first_split(const KVView&, int position) const;
+  int span(const KVView&) const;
   void run_attention(const Op&, int member);
   bool whole_tiles() const;
   void attend_whole(const Op&, int member);
@@ -141,7 +157,6 @@ class Program {
   Range share_of(const Op&, const Matrix&, int first, int member) const;
   Act* activations() const;
   void activate(const Op&, int member);
-  void run_own_rope(const Op&, int member);
   void run_pick(const Op&, int member);
 
   const Kernels* kernels_;
@@ -166,6 +181,7 @@ class Program {
   std::vector<Best> best_;
   Drafting drafting_{};
   int steps_ = 1;
+  bool drafts_ = false;  // the program is a draft's
   bool joined_ = false;
   bool few_ = false;  // so few rows of a draft that members rather repeat work than wait
 

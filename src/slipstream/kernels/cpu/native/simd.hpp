@@ -477,9 +477,13 @@ struct Simd {
 
 #endif
 
-// exp(x) for x <= 88, 0 below -87.3: range reduction by ln 2 in two parts and a degree-6 Taylor
-// polynomial on [-ln2/2, ln2/2], relative error about 2e-7 (Cody and Waite 1980).
-inline Simd::F exp_lanes(const Simd::F& x) {
+// exp(x) = 2**n * (1 + r * p) for x in [-87.3, 88], clamped to it: range reduction by ln 2 in two parts
+// and a degree-6 Taylor polynomial on [-ln2/2, ln2/2], relative error about 2e-7 (Cody and Waite 1980).
+struct ExpParts {
+  Simd::F n, r, p;
+};
+
+inline ExpParts exp_parts(const Simd::F& x) {
   using S = Simd;
   const S::F clamped = S::min(S::max(x, S::set1(-87.3f)), S::set1(88.0f));
   const S::F n = S::rint(S::mul(clamped, S::set1(1.44269504f)));
@@ -491,8 +495,29 @@ inline Simd::F exp_lanes(const Simd::F& x) {
   p = S::fma(p, r, S::set1(1.0f / 6));
   p = S::fma(p, r, S::set1(0.5f));
   p = S::fma(p, r, S::set1(1.0f));
-  p = S::fma(p, r, S::set1(1.0f));
-  return S::scale2(p, n);
+  return {n, r, p};
+}
+
+// exp(x) for x <= 88, 0 below -87.3.
+inline Simd::F exp_lanes(const Simd::F& x) {
+  const ExpParts e = exp_parts(x);
+  return Simd::scale2(Simd::fma(e.p, e.r, Simd::set1(1.0f)), e.n);
+}
+
+// tanh(x) = t / (t + 2), t = exp(2 x) - 1 taken as (2**n - 1) + 2**n r p, so that small x keep their
+// relative precision.
+inline Simd::F tanh_lanes(const Simd::F& x) {
+  using S = Simd;
+  const S::F one = S::set1(1.0f);
+  const ExpParts e = exp_parts(S::add(x, x));
+  const S::F power = S::scale2(one, e.n);
+  const S::F t = S::fma(S::mul(e.p, e.r), power, S::sub(power, one));
+  return S::div(t, S::add(t, S::set1(2.0f)));
+}
+
+// cap * tanh(x / cap), as x * (1 / cap).
+inline Simd::F capped(const Simd::F& x, float cap) {
+  return Simd::mul(Simd::set1(cap), tanh_lanes(Simd::mul(x, Simd::set1(1.0f / cap))));
 }
 
 }  // namespace

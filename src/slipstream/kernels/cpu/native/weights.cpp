@@ -71,21 +71,27 @@ void Weight::add_dense(Format format, int rows, int columns, const void* values)
   add(m, data);
 }
 
-KV::KV(int layers, int num_pages, int heads, int kv_heads, int head_dim, bool interleaved,
-       const float* cos, const float* sin)
-    : layers(layers), num_pages(num_pages), heads(heads), kv_heads(kv_heads), head_dim(head_dim),
-      interleaved(interleaved), cos(cos), sin(sin),
-      pages(size_t(num_pages) * size_t(layers) * 2 * plane() * sizeof(uint16_t)) {
+KV::KV(std::vector<KVLayer> given, int num_pages) : layers(std::move(given)) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    offsets.push_back(page_stride);
+    if (size_t(layers[i].owner) == i) page_stride += 2 * layers[i].plane();
+  }
+  pages = Memory(size_t(num_pages) * page_stride * sizeof(uint16_t));
   pages.prefer_large_pages();
 }
 
 KVView KV::view(int layer) const {
-  uint16_t* k = reinterpret_cast<uint16_t*>(pages.data()) + 2 * size_t(layer) * plane();
-  return {k,   k + plane(), 2 * size_t(layers) * plane(), cos, sin, heads, kv_heads,
-          head_dim, interleaved};
+  const KVLayer& one = layers[size_t(layer)];
+  uint16_t* const k = reinterpret_cast<uint16_t*>(pages.data()) + offsets[size_t(one.owner)];
+  KVView view;
+  static_cast<Attention&>(view) = one.attention;
+  view.k = k;
+  view.v = k + one.plane();
+  view.page_stride = page_stride;
+  return view;
 }
 
 void KV::zero(int page) {
-  const size_t bytes = 2 * size_t(layers) * plane() * sizeof(uint16_t);
+  const size_t bytes = page_stride * sizeof(uint16_t);
   std::memset(pages.data() + size_t(page) * bytes, 0, bytes);
 }

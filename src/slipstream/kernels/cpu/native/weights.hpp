@@ -38,18 +38,26 @@ struct Weight {
   void add(Matrix matrix, uint8_t* data);
 };
 
-// K and V pages of every layer. A page holds all layers, K then V: a short context is one stretch
-// of memory, so that it costs what it uses, in few large pages of the system.
+// One layer: its attention and whose pages it attends to.
+struct KVLayer {
+  Attention attention;
+  int owner;
+
+  size_t plane() const {  // halves of K or V of a page
+    return size_t(attention.kv_heads) * size_t(attention.head_dim) * LANES;
+  }
+};
+
+// K and V pages of every layer that owns some. A page holds all of them, K then V: a short context is
+// one stretch of memory, so that it costs what it uses, in few large pages of the system.
 struct KV {
-  KV(int layers, int num_pages, int heads, int kv_heads, int head_dim, bool interleaved,
-     const float* cos, const float* sin);
-  size_t plane() const { return size_t(kv_heads) * size_t(head_dim) * LANES; }  // halves of K or V
+  KV(std::vector<KVLayer> layers, int num_pages);
   KVView view(int layer) const;
+  size_t plane(int layer) const { return layers[size_t(layer)].plane(); }
   void zero(int page);
 
-  int layers, num_pages, heads, kv_heads, head_dim;
-  bool interleaved;
-  const float* cos;
-  const float* sin;
-  Memory pages;  // [page][layer][k, v]
+  std::vector<KVLayer> layers;
+  std::vector<size_t> offsets;  // halves from a page's beginning to an owner's K
+  size_t page_stride = 0;       // halves of a page
+  Memory pages;
 };
