@@ -87,8 +87,8 @@ def make_drafting(
         max_rows=max_rows,
         max_logits=max_rows,
     )
-    head = pack_assistant(backend, assistant, weights.embedding)
-    run = partial(draft, config=config, weights=head, kv=kv, k=config.max_k)
+    head = pack_assistant(backend, assistant, weights)
+    run = partial(draft, head=assistant.head, weights=head, kv=kv, k=config.max_k)
     drafts = backend.compile_draft(run, step, max_rows=8, max_k=config.max_k)
     return DraftingModel(arch, backend, kv, step, drafts)
 

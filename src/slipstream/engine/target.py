@@ -17,7 +17,7 @@ from slipstream.kernels.ops import PAGE_SIZE, Backend, DeviceMemory, KVCache, St
 from slipstream.models.arch import Arch
 from slipstream.models.assistant import AssistantWeights, draft, pack_assistant
 from slipstream.models.decoder import DecoderWeights, forward
-from slipstream.models.loading.assistant import Assistant
+from slipstream.models.head import HeadCheckpoint
 
 KV_ITEM_BYTES = 2  # every back end keeps keys and values in fp16
 # Tokens of a conversation that most requests stay within.
@@ -57,7 +57,7 @@ def build_target(
     backend: Backend,
     load_weights: Callable[[Backend], DecoderWeights],
     config: EngineConfig,
-    assistant: Assistant | None = None,
+    assistant: HeadCheckpoint | None = None,
 ) -> Target:
     """Load weights onto a back end, take KV pages, compile the forward.
 
@@ -81,9 +81,9 @@ def build_target(
     plan, head, head_weights = None, None, None
     target_bytes = backend.weight_bytes()
     if assistant is not None:
-        head_weights = pack_assistant(backend, assistant, weights.embedding)
+        head_weights = pack_assistant(backend, assistant, weights)
     head_bytes = backend.weight_bytes() - target_bytes
-    kept_layers = () if assistant is None else assistant.config.feature_layers
+    kept_layers = () if assistant is None else assistant.head.feature_layers
     memory: DeviceMemory | None = getattr(backend, "memory", None)
     num_pages = pages_for(config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs))
     if memory is not None:
@@ -126,7 +126,7 @@ def build_target(
 
 def _build_head(
     backend: Backend,
-    assistant: Assistant,
+    assistant: HeadCheckpoint,
     weights: AssistantWeights,
     kv: KVCache,
     step: Step,
@@ -134,12 +134,12 @@ def _build_head(
     max_len: int,
 ) -> AssistantHead:
     """Compile an assistant's draft for as many tokens as a round may ever ask for."""
-    shape, max_rows = assistant.config, config.max_num_seqs
-    run = partial(draft, config=shape, weights=weights, kv=kv, k=shape.max_k)
+    head, max_rows = assistant.head, config.max_num_seqs
+    run = partial(draft, head=head, weights=weights, kv=kv, k=head.max_k)
     return AssistantHead(
-        backend.compile_draft(run, step, max_rows=max_rows, max_k=shape.max_k),
+        backend.compile_draft(run, step, max_rows=max_rows, max_k=head.max_k),
         step,
-        max_k=shape.max_k,
+        max_k=head.max_k,
         max_rows=max_rows,
         max_len=max_len,
     )

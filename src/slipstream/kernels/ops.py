@@ -50,6 +50,21 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clusters:
+    """A draft vocabulary in clusters.
+
+    Attributes:
+        centroids: a matrix of shape (C, D), a row for each cluster.
+        members: int32 of shape (W,), the cluster of each draft token, in [0, C).
+        top: clusters that are looked into, 1 to C.
+    """
+
+    centroids: Weight
+    members: Int32
+    top: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Picks:
     """How the tokens of a step are chosen where the step itself samples; see engine/sampling.
 
@@ -212,8 +227,20 @@ class DraftOps(SharedOps, Protocol):
         It may feed a norm only.
         """
 
-    def rope(self, q: Value, kv: KVLayer, num_heads: int, norms: HeadNorms | None = None) -> Value:
-        """Norm and rotate q (R, num_heads * D) by the rows' positions in this draft step."""
+    def rope(
+        self,
+        q: Value,
+        kv: KVLayer,
+        num_heads: int,
+        norms: HeadNorms | None = None,
+        *,
+        advance: bool = True,
+    ) -> Value:
+        """Norm and rotate q (R, num_heads * D) by the rows' positions in this draft step.
+
+        Args:
+            advance: False takes the anchors' positions in every draft step.
+        """
 
     def attention(self, q: Value, kv: KVLayer, num_heads: int) -> Value:
         """Return attention of q over the positions before the anchor, in every draft step.
@@ -221,7 +248,9 @@ class DraftOps(SharedOps, Protocol):
         Where the layer has a window w, over the last w of them.
         """
 
-    def pick(self, x: Value, weight: Weight, token_ids: Int32) -> None:
+    def pick(
+        self, x: Value, weight: Weight, token_ids: Int32, clusters: Clusters | None = None
+    ) -> None:
         """Choose the rows' next tokens, which end this draft step and begin the next.
 
         With l = x @ weight.T, of shape (R, W), a row gets token_ids[argmax l] at temperature 0,
@@ -230,6 +259,8 @@ class DraftOps(SharedOps, Protocol):
 
         Args:
             token_ids: int32 of shape (W,), ascending ids of the target.
+            clusters: where given, only tokens of a row's best clusters may be picked: those with
+                the largest x @ centroids.T, the first of equals before the others.
         """
 
 

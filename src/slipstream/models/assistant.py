@@ -14,16 +14,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.kernels.ops import Backend, DraftOps, Int32, KVCache, Value, Weight
-from slipstream.models.loading.assistant import Assistant, AssistantConfig
+from slipstream.kernels.ops import (
+    Backend,
+    Clusters,
+    DraftOps,
+    HeadNorms,
+    Int32,
+    KVCache,
+    Value,
+    Weight,
+)
+from slipstream.models.decoder import DecoderWeights, add_to_residual
+from slipstream.models.head import HeadArch, HeadCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Normed:
-    """A matrix and the norm of its input, repacked."""
+    """A matrix and the norm of its input, repacked; what is absent leaves its input as it is."""
 
-    norm: Weight
-    weight: Weight
+    norm: Weight | None
+    weight: Weight | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +41,12 @@ class AssistantLayer:
     """One layer, repacked; gate and up are fused along the outputs."""
 
     q: Normed
+    q_norms: HeadNorms | None
     attn_out: Weight
+    post_attn_norm: Weight | None
     gate_up: Normed
     down: Weight
+    post_ffn_norm: Weight | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,84 +67,111 @@ class AssistantWeights:
     output: Weight
     post: Weight
     token_ids: Int32
+    clusters: Clusters | None
 
 
-def pack_assistant(backend: Backend, assistant: Assistant, embedding: Weight) -> AssistantWeights:
+def pack_assistant(
+    backend: Backend, assistant: HeadCheckpoint, target: DecoderWeights
+) -> AssistantWeights:
     """Repack a checkpoint's tensors, in their order of use.
 
     Args:
-        embedding: the target's, on the same back end.
+        target: the target's weights, on the same back end.
     """
-    config, tensors = assistant.config, assistant.tensors
+    head, tensors = assistant.head, assistant.tensors
 
-    def normed(norm: str, *matrices: str) -> Normed:
-        parts = [tensors[name] for name in matrices]
-        return Normed(norm=backend.vector(tensors[norm]), weight=backend.matrix(parts))
+    def vector(name: str) -> Weight | None:
+        return backend.vector(tensors[name]) if name in tensors else None
+
+    def matrix(*names: str) -> Weight | None:
+        return backend.matrix([tensors[name] for name in names]) if names[0] in tensors else None
 
     def layer(prefix: str) -> AssistantLayer:
+        q_norm = vector(f"{prefix}.q_norm")
+        q_norms = None if q_norm is None else HeadNorms(q=q_norm, k=None, eps=head.norm_eps)
         return AssistantLayer(
-            q=normed(f"{prefix}.attn_norm", f"{prefix}.q"),
-            attn_out=backend.matrix([tensors[f"{prefix}.attn_out"]]),
-            gate_up=normed(f"{prefix}.ffn_norm", f"{prefix}.gate", f"{prefix}.up"),
-            down=backend.matrix([tensors[f"{prefix}.down"]]),
+            q=Normed(norm=vector(f"{prefix}.attn_norm"), weight=matrix(f"{prefix}.q")),
+            q_norms=q_norms,
+            attn_out=matrix(f"{prefix}.attn_out"),
+            post_attn_norm=vector(f"{prefix}.post_attn_norm"),
+            gate_up=Normed(
+                norm=vector(f"{prefix}.ffn_norm"), weight=matrix(f"{prefix}.gate", f"{prefix}.up")
+            ),
+            down=matrix(f"{prefix}.down"),
+            post_ffn_norm=vector(f"{prefix}.post_ffn_norm"),
         )
 
-    features = [f"features.{i}" for i in range(len(config.feature_layers))]
+    def normed(name: str, absent: Weight | None = None) -> Normed:
+        norm = vector(f"{name}.norm")
+        return Normed(norm=absent if norm is None else norm, weight=matrix(f"{name}.weight"))
+
     return AssistantWeights(
-        features=tuple(normed(f"{name}.norm", f"{name}.weight") for name in features),
-        embedding=embedding,
-        embed=normed("embed.norm", "embed.weight"),
-        state=normed("state.norm", "state.weight"),
-        layers=tuple(layer(f"layers.{n}") for n in range(len(config.kv_layers))),
-        norm=backend.vector(tensors["norm"]),
-        post=backend.matrix([tensors["post"]]),
-        output=backend.matrix([tensors["output"]]),
+        features=tuple(
+            normed(f"features.{i}", target.norm) for i in range(len(head.feature_layers))
+        ),
+        embedding=target.embedding,
+        embed=normed("embed"),
+        state=normed("state"),
+        layers=tuple(layer(f"layers.{n}") for n in range(len(head.kv_layers))),
+        norm=vector("norm"),
+        post=matrix("post"),
+        output=matrix("output"),
         token_ids=assistant.vocab_map,
+        clusters=_clusters(backend, assistant),
     )
 
 
-def draft(
-    ops: DraftOps, config: AssistantConfig, weights: AssistantWeights, kv: KVCache, k: int
-) -> None:
+def _clusters(backend: Backend, assistant: HeadCheckpoint) -> Clusters | None:
+    if assistant.clusters is None:
+        return None
+    return Clusters(
+        centroids=backend.matrix([assistant.tensors["centroids"]]),
+        members=assistant.clusters.members,
+        top=assistant.clusters.top,
+    )
+
+
+def draft(ops: DraftOps, head: HeadArch, weights: AssistantWeights, kv: KVCache, k: int) -> None:
     """Draft k tokens for every row."""
-    kept_layers = sorted(set(config.feature_layers))
+    kept_layers = sorted(set(head.feature_layers))
     state = None
-    for after, feature in zip(config.feature_layers, weights.features, strict=True):
-        state = _project(ops, config, ops.kept(kept_layers.index(after)), feature, state)
+    for after, feature in zip(head.feature_layers, weights.features, strict=True):
+        state = _project(ops, head, ops.kept(kept_layers.index(after)), feature, state)
     for _ in range(k):
-        state = _draft_one(ops, config, weights, kv, state)
+        state = _draft_one(ops, head, weights, kv, state)
 
 
 def _draft_one(
-    ops: DraftOps,
-    config: AssistantConfig,
-    weights: AssistantWeights,
-    kv: KVCache,
-    state: Value,
+    ops: DraftOps, head: HeadArch, weights: AssistantWeights, kv: KVCache, state: Value
 ) -> Value:
     """Pick one token for every row and return the state that the next one starts from."""
-    heads = config.num_heads
-    x = _project(ops, config, ops.embed(weights.embedding), weights.embed)
-    x = _project(ops, config, state, weights.state, x)
-    for index, layer in zip(config.kv_layers, weights.layers, strict=True):
-        q = ops.rope(_project(ops, config, x, layer.q), kv.layer(index), heads)
+    x = _project(ops, head, ops.embed(weights.embedding, head.embedding_scale), weights.embed)
+    x = _project(ops, head, state, weights.state, x)
+    shapes = zip(head.kv_layers, head.num_heads, head.scales, weights.layers, strict=True)
+    for index, heads, scale, layer in shapes:
+        q = _project(ops, head, x, layer.q)
+        q = ops.rope(q, kv.layer(index), heads, layer.q_norms, advance=head.advances)
         attended = ops.attention(q, kv.layer(index), heads)
-        x = ops.linear(attended, layer.attn_out, residual=x)
-        x = ops.linear(ops.gated(_project(ops, config, x, layer.gate_up)), layer.down, residual=x)
-    y = ops.rms_norm(x, weights.norm, config.target.norm_eps)
+        del q
+        x = add_to_residual(
+            ops, x, attended, layer.attn_out, layer.post_attn_norm, eps=head.norm_eps
+        )
+        del attended
+        gated = ops.gated(_project(ops, head, x, layer.gate_up), head.activation)
+        x = add_to_residual(
+            ops, x, gated, layer.down, layer.post_ffn_norm, eps=head.norm_eps, scale=scale
+        )
+        del gated
+    y = ops.rms_norm(x, weights.norm, head.norm_eps)
     state = ops.linear(y, weights.post)
-    ops.pick(y, weights.output, weights.token_ids)
+    ops.pick(y, weights.output, weights.token_ids, weights.clusters)
     return state
 
 
 def _project(
-    ops: DraftOps,
-    config: AssistantConfig,
-    x: Value,
-    normed: Normed,
-    residual: Value | None = None,
+    ops: DraftOps, head: HeadArch, x: Value, normed: Normed, residual: Value | None = None
 ) -> Value:
     """Return normed.weight . rms(x), plus residual if given."""
-    return ops.linear(
-        ops.rms_norm(x, normed.norm, config.target.norm_eps), normed.weight, residual=residual
-    )
+    if normed.norm is not None:
+        x = ops.rms_norm(x, normed.norm, head.norm_eps)
+    return x if normed.weight is None else ops.linear(x, normed.weight, residual=residual)

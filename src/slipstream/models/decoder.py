@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from slipstream.kernels.ops import HeadNorms, KVCache, Ops, Value, Weight
+from slipstream.kernels.ops import HeadNorms, KVCache, Ops, SharedOps, Value, Weight
 from slipstream.models.arch import Arch
 
 
@@ -65,11 +65,15 @@ def forward(
     x = ops.embed(weights.embedding, arch.embedding_scale)
     for index, layer in enumerate(weights.layers):
         attended = ops.attention(_queries(ops, arch, layer, kv, index, x), kv.layer(index))
-        x = _add(ops, arch, x, attended, layer.attn_out, layer.post_attn_norm)
+        x = add_to_residual(
+            ops, x, attended, layer.attn_out, layer.post_attn_norm, eps=arch.norm_eps
+        )
         del attended  # its buffer serves what follows
         normed = ops.rms_norm(x, layer.ffn_norm, arch.norm_eps)
         gated = ops.gated(ops.linear(normed, layer.gate_up), arch.activation)
-        x = _add(ops, arch, x, gated, layer.down, layer.post_ffn_norm, layer.scale)
+        x = add_to_residual(
+            ops, x, gated, layer.down, layer.post_ffn_norm, eps=arch.norm_eps, scale=layer.scale
+        )
         del gated
         if index + 1 in kept_layers:
             ops.keep(x)
@@ -90,17 +94,18 @@ def _queries(ops: Ops, arch: Arch, layer: LayerWeights, kv: KVCache, index: int,
     return ops.rope(qkv, kv.layer(index), norms)
 
 
-def _add(
-    ops: Ops,
-    arch: Arch,
+def add_to_residual(
+    ops: SharedOps,
     residual: Value,
     x: Value,
     weight: Weight,
     norm: Weight | None,
+    *,
+    eps: float,
     scale: float = 1.0,
 ) -> Value:
     """Add a product of x to the residual stream, normed first where the family has it so."""
     if norm is None:
         assert scale == 1, "a layer's scale comes with its norm"
         return ops.linear(x, weight, residual=residual)
-    return ops.norm_add(residual, ops.linear(x, weight), norm, arch.norm_eps, scale)
+    return ops.norm_add(residual, ops.linear(x, weight), norm, eps, scale)

@@ -13,7 +13,7 @@ import numpy as np
 from slipstream.kernels.cpu import _native
 from slipstream.kernels.cpu.pages import CpuKVLayer
 from slipstream.kernels.cpu.recorder import Buffer, CpuStep, Handle, SharedRecorder, source
-from slipstream.kernels.ops import DraftRows, HeadNorms, Int32
+from slipstream.kernels.ops import Clusters, DraftRows, HeadNorms, Int32
 
 
 class DraftRecorder(SharedRecorder):
@@ -35,10 +35,16 @@ class DraftRecorder(SharedRecorder):
         return self._embed(table, scale, own=True)
 
     def rope(
-        self, q: Buffer, kv: CpuKVLayer, num_heads: int, norms: HeadNorms | None = None
+        self,
+        q: Buffer,
+        kv: CpuKVLayer,
+        num_heads: int,
+        norms: HeadNorms | None = None,
+        *,
+        advance: bool = True,
     ) -> Buffer:
         """Record norm and rotation of q."""
-        return self._rope(q, kv, norms, num_heads, own=True)
+        return self._rope(q, kv, norms, num_heads, own=True, advance=advance)
 
     def attention(self, q: Buffer, kv: CpuKVLayer, num_heads: int) -> Buffer:
         """Record attention over the positions before the anchors."""
@@ -46,10 +52,18 @@ class DraftRecorder(SharedRecorder):
         self._call("attend_before", q.slot, *kv.place, num_heads, out.slot)
         return out
 
-    def pick(self, x: Handle, weight: Any, token_ids: Int32) -> None:
+    def pick(
+        self, x: Handle, weight: Any, token_ids: Int32, clusters: Clusters | None = None
+    ) -> None:
         """Record the output product and the choice."""
+        scores, members, top = None, np.empty(0, np.int32), 0
+        if clusters is not None:
+            scores = self.linear(x, clusters.centroids)
+            members, top = clusters.members, clusters.top
+        slot = -1 if scores is None else scores.slot
         out = self._buffer(weight.n)
-        self._call("pick", *source(x, weight), weight, token_ids, out.slot)
+        chosen = (token_ids, slot, members, top, out.slot)
+        self._call("pick", *source(x, weight), weight, *chosen)
         self._num_picks += 1
 
     def finish(self, isa: str, team: Any, max_rows: int, share: int) -> CpuDraft:

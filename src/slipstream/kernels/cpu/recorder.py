@@ -85,13 +85,20 @@ class SharedRecorder:
         return out
 
     def _rope(
-        self, q: Buffer, kv: CpuKVLayer, norms: HeadNorms | None, heads: int, *, own: bool
+        self,
+        q: Buffer,
+        kv: CpuKVLayer,
+        norms: HeadNorms | None,
+        heads: int,
+        *,
+        own: bool,
+        advance: bool = True,
     ) -> Buffer:
         """Record the rotation of q; 0 heads are the layer's own number."""
         d = kv.attention.head_dim
         out = self._of_heads(q, kv, heads or kv.attention.num_heads, own=own)
         weight, eps = (None, 0.0) if norms is None else (self._vector(norms.q, d), norms.eps)
-        self._call("rope", q.slot, *kv.place, weight, eps, heads, out.slot)
+        self._call("rope", q.slot, *kv.place, weight, eps, heads, advance, out.slot)
         return out
 
     def _of_heads(self, q: Buffer, kv: CpuKVLayer, heads: int, *, own: bool) -> Buffer:

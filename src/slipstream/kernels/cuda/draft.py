@@ -26,8 +26,8 @@ from slipstream.kernels.cuda.recorder import (
     Recorder,
     refuse_unless,
 )
-from slipstream.kernels.ops import DraftRows, HeadNorms, Int32, Rows
-from slipstream.models.arch import EMBEDDING_SCALE, QK_NORM
+from slipstream.kernels.ops import Clusters, DraftRows, HeadNorms, Int32, Rows
+from slipstream.models.arch import EMBEDDING_SCALE, QK_NORM, VOCAB_CLUSTERS
 
 PICK_BLOCKS = 32  # of a row: 8,192 logits are then one a thread
 # Draw in draft.cu.
@@ -99,7 +99,13 @@ class DraftRecorder(Recorder):
         return super().linear(x, weight, residual, bias)
 
     def rope(  # type: ignore[override]
-        self, q: Buffer, kv: KVLayer, num_heads: int, norms: HeadNorms | None = None
+        self,
+        q: Buffer,
+        kv: KVLayer,
+        num_heads: int,
+        norms: HeadNorms | None = None,
+        *,
+        advance: bool = True,
     ) -> Buffer:
         """Record the rotation of q."""
         refuse_unless(norms is None, QK_NORM)
@@ -111,7 +117,7 @@ class DraftRecorder(Recorder):
         blocks = math.ceil(num_heads * cache.padded_dim // 2 / THREADS)
         overlap = self._kernels.overlap
         tail = (
-            *(len(self._ends), num_heads, arch.head_dim, cache.padded_dim),
+            *(len(self._ends) if advance else 0, num_heads, arch.head_dim, cache.padded_dim),
             int(arch.rope_interleaved),
         )
 
@@ -128,8 +134,15 @@ class DraftRecorder(Recorder):
         """Record attention over the positions before the anchors."""
         return self._attend(q, kv, num_heads)
 
-    def pick(self, x: Buffer | Normed, weight: CudaWeight, token_ids: Int32) -> None:
+    def pick(
+        self,
+        x: Buffer | Normed,
+        weight: CudaWeight,
+        token_ids: Int32,
+        clusters: Clusters | None = None,
+    ) -> None:
         """Record the output product and the choice."""
+        refuse_unless(clusters is None, VOCAB_CLUSTERS)
         logits = self.linear(x, weight).tensor
         ids = torch.from_numpy(np.array(token_ids, np.int32)).cuda()
         step, width, inputs = len(self._ends), weight.n, self._inputs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor as TorchTensor
 
 from slipstream.kernels.noise import NoiseKey, gumbel, noise_bits
-from slipstream.kernels.ops import F32, DraftRows, HeadNorms, Int32
+from slipstream.kernels.ops import F32, Clusters, DraftRows, HeadNorms, Int32
 from slipstream.kernels.rowwise.arithmetic import Rounding, attend
 from slipstream.kernels.rowwise.ops import Part, SharedOps, rotated_heads
 from slipstream.kernels.rowwise.pages import KVPages
@@ -33,13 +33,19 @@ class ReferenceDraftOps(SharedOps):
         return self._kept[index][torch.from_numpy(self._rows.kept_rows.astype(np.int64))]
 
     def rope(
-        self, q: TorchTensor, kv: KVPages, num_heads: int, norms: HeadNorms | None = None
+        self,
+        q: TorchTensor,
+        kv: KVPages,
+        num_heads: int,
+        norms: HeadNorms | None = None,
+        *,
+        advance: bool = True,
     ) -> TorchTensor:
         """Norm and rotate q by the rows' positions."""
         assert q.shape[1] == num_heads * kv.attention.head_dim, "a query has the layer's head size"
         out = torch.zeros_like(q)
         for r, row in enumerate(q):
-            position = int(self._rows.positions[r]) + len(self.drafted)
+            position = int(self._rows.positions[r]) + advance * len(self.drafted)
             out[r] = rotated_heads(row, kv, position, norms)
         return out
 
@@ -52,9 +58,20 @@ class ReferenceDraftOps(SharedOps):
             out[r] = attend(row.clone(), kv, self._rows.page_table[r], length)
         return out
 
-    def pick(self, x: TorchTensor, weight: list[Part], token_ids: Int32) -> None:
+    def pick(
+        self,
+        x: TorchTensor,
+        weight: list[Part],
+        token_ids: Int32,
+        clusters: Clusters | None = None,
+    ) -> None:
         """Choose the rows' next tokens; raises once all are drafted."""
         logits: F32 = self.linear(x, weight).numpy()
+        if clusters is not None:
+            centroids: F32 = self.linear(x, clusters.centroids).numpy()
+            for row, scores in zip(logits, centroids, strict=True):
+                best = np.argsort(-scores, kind="stable")[: clusters.top]
+                row[~np.isin(clusters.members, best)] = -np.inf
         picked = [self._pick(r, row, token_ids) for r, row in enumerate(logits)]
         self._token_ids = np.array(picked, np.int32)
         self.drafted.append(self._token_ids)

@@ -22,6 +22,7 @@ import numpy as np
 
 from slipstream.errors import LoadError, MismatchError
 from slipstream.models.arch import Arch, AttentionArch, plain_frequencies
+from slipstream.models.head import HeadArch
 from slipstream.models.loading.assistant_tensors import GROUP, I32, load_tensors, save_tensors
 from slipstream.models.weights import F32, Tensor
 
@@ -141,6 +142,20 @@ class Assistant:
     config: AssistantConfig
     tensors: Mapping[str, Tensor]
     vocab_map: I32
+    clusters: None = None
+
+    @property
+    def head(self) -> HeadArch:
+        """What the draft needs to know of it."""
+        config, layers = self.config, len(self.config.kv_layers)
+        return HeadArch(
+            num_heads=(config.num_heads,) * layers,
+            kv_layers=config.kv_layers,
+            feature_layers=config.feature_layers,
+            norm_eps=config.target.norm_eps,
+            max_k=config.max_k,
+            scales=(1.0,) * layers,
+        )
 
 
 def read_assistant(path: str | os.PathLike[str], arch: Arch, fingerprint: str) -> Assistant:

@@ -7,6 +7,7 @@
 #include "program.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace {
@@ -30,10 +31,12 @@ void Program::attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads,
   ops_.back().heads = heads;
 }
 
-void Program::pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids, int out) {
+void Program::pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids,
+                   Clusters clusters, int out) {
   linear(in, std::move(weight), nullptr, -1, out);
   ids.resize((ids.size() + LANES - 1) / LANES * LANES);  // kernels read whole vectors
   ops_.back().kind = Op::Kind::pick;
+  ops_.back().clusters = std::move(clusters);
   ops_.back().ids = std::make_shared<const std::vector<int32_t>>(std::move(ids));
   ++picks_;
   drafts_ = true;
@@ -65,7 +68,8 @@ void Program::join() {
     const bool gated = op.in.prologue == Prologue::gated;
     // A product's output that only its residual reads stays with the member that computes it.
     const auto apart = [&](const Op& other) {
-      return is_product(other) && op.in.buffer != other.out && op.out != other.in.buffer;
+      return is_product(other) && op.in.buffer != other.out && op.out != other.in.buffer &&
+             op.clusters.scores != other.out;
     };
     const bool joins = before.kind == Op::Kind::linear && is_product(op) && !gated &&
                        before.in.prologue != Prologue::gated &&
@@ -139,6 +143,31 @@ void Program::activate(const Op& op, int member) {
   }
 }
 
+// Put the logits [n0, n1) of tokens out of the race whose clusters are not among the row's best.
+void Program::leave_best_clusters(const Op& op, int member, int row, int n0, int n1) const {
+  const Clusters& clusters = op.clusters;
+  const float* scores = at(clusters.scores, row, member);
+  const int num = width(clusters.scores);
+  thread_local std::vector<int32_t> order;
+  thread_local std::vector<uint8_t> chosen;
+  order.resize(size_t(num));
+  for (int i = 0; i < num; ++i) order[size_t(i)] = i;
+  // A NaN is as good as the lowest score: the order stays a strict one.
+  const auto score = [&](int i) {
+    return std::isnan(scores[i]) ? -std::numeric_limits<float>::infinity() : scores[i];
+  };
+  const auto better = [&](int a, int b) {
+    return score(a) > score(b) || (score(a) == score(b) && a < b);
+  };
+  std::nth_element(order.begin(), order.begin() + (clusters.top - 1), order.end(), better);
+  chosen.assign(size_t(num), 0);
+  for (int i = 0; i < clusters.top; ++i) chosen[size_t(order[size_t(i)])] = 1;
+  float* logits = at(op.out, row, member);
+  const int32_t* members = clusters.members->data();
+  for (int n = n0; n < n1; ++n)
+    if (!chosen[size_t(members[n])]) logits[n] = -std::numeric_limits<float>::infinity();
+}
+
 // Logits, the best of each member's own columns, and of those the best, which every member finds for
 // itself. The first of equals wins.
 void Program::run_pick(const Op& op, int member) {
@@ -152,6 +181,7 @@ void Program::run_pick(const Op& op, int member) {
     Best& best = best_[size_t(member) * size_t(rows_.rows) + size_t(r)];
     best = {LOWEST, -1};
     if (n0 >= n1) continue;
+    if (op.clusters.scores >= 0) leave_best_clusters(op, member, r, n0, n1);
     if (drafting_.temperatures[r] > 0) {
       const NoiseKey key{drafting_.seeds[r], uint32_t(rows_.positions[r] + 2 + op.step),
                          drafting_.choices[r], 0};

@@ -49,6 +49,10 @@ Source source(int buffer, const std::string& prologue, nb::object weight, float 
 
 HeadNorms head_norms(nb::object q, nb::object k, float eps) { return {vector(q), vector(k), eps}; }
 
+std::vector<int32_t> vector_of(Ints values) {
+  return std::vector<int32_t>(values.data(), values.data() + values.shape(0));
+}
+
 void run(Program& program, Ints token_ids, Ints positions, Ints sequences,
          Array<const int32_t, 2> page_table, Ints logit_rows, int share) {
   // Shapes and ranges are checked by the Python wrapper.
@@ -170,16 +174,21 @@ NB_MODULE(_native, m) {
       .def("borrow", &Program::borrow, "target"_a, "buffer"_a)
       .def("rope",
            [](Program& self, int q, std::shared_ptr<KV> kv, int layer, nb::object q_norm, float eps,
-              int heads, int out) {
-             self.rope(q, std::move(kv), layer, head_norms(q_norm, nb::none(), eps), heads, out);
-           }, "q"_a, "kv"_a, "layer"_a, "q_norm"_a.none(), "eps"_a, "heads"_a, "out"_a)
+              int heads, bool advance, int out) {
+             self.rope(q, std::move(kv), layer, head_norms(q_norm, nb::none(), eps), heads, advance,
+                       out);
+           }, "q"_a, "kv"_a, "layer"_a, "q_norm"_a.none(), "eps"_a, "heads"_a, "advance"_a, "out"_a)
       .def("attend_before", &Program::attend_before, "q"_a, "kv"_a, "layer"_a, "heads"_a, "out"_a)
       .def("pick",
            [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,
-              std::shared_ptr<Weight> weight, Ints ids, int out) {
-             self.pick(source(in, prologue, norm, eps), std::move(weight),
-                       std::vector<int32_t>(ids.data(), ids.data() + ids.shape(0)), out);
-           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a, "ids"_a, "out"_a)
+              std::shared_ptr<Weight> weight, Ints ids, int scores, Ints clusters, int top,
+              int out) {
+             self.pick(source(in, prologue, norm, eps), std::move(weight), vector_of(ids),
+                       {scores, std::make_shared<const std::vector<int32_t>>(vector_of(clusters)),
+                        top},
+                       out);
+           }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a, "ids"_a, "scores"_a,
+           "clusters"_a, "top"_a, "out"_a)
       .def("run_draft", &run_draft)
       .def("run", &run)
       .def_prop_ro("scratch_bytes", &Program::scratch_bytes);

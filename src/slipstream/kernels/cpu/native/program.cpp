@@ -74,9 +74,11 @@ void Program::rope_append(int qkv, std::shared_ptr<KV> kv, int layer, HeadNorms 
   op.norms = norms;
 }
 
-void Program::rope(int q, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int heads, int out) {
+void Program::rope(int q, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int heads, bool advance,
+                   int out) {
   rope_append(q, std::move(kv), layer, norms, out);
   ops_.back().kind = Op::Kind::rope;
+  ops_.back().advance = advance;
   ops_.back().heads = heads;
 }
 
@@ -309,7 +311,7 @@ void Program::run_rope(const Op& op, int member) {
   const KVView kv = view(op);
   const Range range = few_ ? Range{0, rows_.rows * kv.heads} : mine(member, rows_.rows * kv.heads);
   // A draft's view has the position of the last key; the anchor's comes next.
-  const int ahead = drafts_ ? 1 + op.step : 0;
+  const int ahead = drafts_ ? 1 + (op.advance ? op.step : 0) : 0;
   for (int unit = range.begin; unit < range.end; ++unit) {
     const int r = unit / kv.heads, column = unit % kv.heads * kv.head_dim;
     if (rows_.positions[r] < 0) continue;

@@ -22,6 +22,13 @@ struct Source {
   Activation activation = Activation::silu;
 };
 
+// Which tokens of a draft vocabulary may be picked: those of the `top` clusters that score best.
+struct Clusters {
+  int scores = -1;  // buffer of a row's score for each cluster; -1 where nothing is clustered
+  std::shared_ptr<const std::vector<int32_t>> members = nullptr;  // a token's cluster
+  int top = 0;
+};
+
 struct Op {
   enum class Kind { embed, linear, logits, norm_add, rope_append, rope, attention, pick } kind;
   Source in;
@@ -39,7 +46,9 @@ struct Op {
   // Of drafts: query heads where they are not the target's, ids of what is picked, the draft step
   // that it belongs to; and what draft.cpp joins.
   int heads = 0;
+  bool advance = true;  // of a rotation: by the draft step, else every step alike
   std::shared_ptr<const std::vector<int32_t>> ids = nullptr;
+  Clusters clusters{};  // of a pick
   int step = 0;
   bool joined = false, activates = false, activated = false;
   Activation activation = Activation::silu;  // that it `activates`
@@ -82,9 +91,11 @@ class Program {
   void attention(int q, std::shared_ptr<KV> kv, int layer, int out);
   void logits(Source in, std::shared_ptr<Weight> weight, float softcap);
   // Of `heads` query heads, 0 for the layer's own.
-  void rope(int q, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int heads, int out);
+  void rope(int q, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int heads,
+            bool advance, int out);
   void attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int out);
-  void pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids, int out);
+  void pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids, Clusters clusters,
+            int out);
 
   // Replay over the rows; `share` rows use one read of the weights. Results go to the arrays given
   // at construction: logits of the wanted rows in order, and the index of each largest.
@@ -158,6 +169,7 @@ class Program {
   Act* activations() const;
   void activate(const Op&, int member);
   void run_pick(const Op&, int member);
+  void leave_best_clusters(const Op&, int member, int row, int n0, int n1) const;
 
   const Kernels* kernels_;
   const SamplingKernels* sampling_;
