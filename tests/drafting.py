@@ -12,7 +12,8 @@ import numpy as np
 from slipstream.kernels.ops import Backend, DraftRows, DraftStep, Int32, KVCache, Step
 from slipstream.models.arch import Arch
 from slipstream.models.assistant import draft, pack_assistant
-from slipstream.models.decoder import forward
+from slipstream.models.decoder import DecoderWeights, forward
+from slipstream.models.head import HeadCheckpoint
 from slipstream.models.loading.assistant import Assistant
 from slipstream.models.loading.assistant_tensors import quantize
 from slipstream.models.weights import DenseTensor, Tensor
@@ -77,19 +78,36 @@ def make_drafting(
 ) -> DraftingModel:
     """Compile a tiny target and an assistant on a back end."""
     tensors = tensors or tiny_tensors()
-    arch = tensors.arch
-    assistant = assistant or make_assistant(arch)
-    config = assistant.config
-    weights = tiny_weights(backend, tensors)
+    return compile_pair(
+        backend,
+        tensors.arch,
+        tiny_weights(backend, tensors),
+        assistant or make_assistant(tensors.arch),
+        max_rows=max_rows,
+        num_pages=num_pages,
+    )
+
+
+def compile_pair(
+    backend: Backend,
+    arch: Arch,
+    weights: DecoderWeights,
+    assistant: HeadCheckpoint,
+    *,
+    max_rows: int = 128,
+    num_pages: int = 64,
+) -> DraftingModel:
+    """Compile a target and an assistant on a back end."""
+    head = assistant.head
     kv = backend.kv_cache(arch, num_pages, arch.context_len)
     step = backend.compile(
-        lambda ops: forward(ops, arch, weights, kv, kept_layers=config.feature_layers),
+        lambda ops: forward(ops, arch, weights, kv, kept_layers=head.feature_layers),
         max_rows=max_rows,
         max_logits=max_rows,
     )
-    head = pack_assistant(backend, assistant, weights)
-    run = partial(draft, head=assistant.head, weights=head, kv=kv, k=config.max_k)
-    drafts = backend.compile_draft(run, step, max_rows=8, max_k=config.max_k)
+    packed = pack_assistant(backend, assistant, weights)
+    run = partial(draft, head=head, weights=packed, kv=kv, k=head.max_k)
+    drafts = backend.compile_draft(run, step, max_rows=8, max_k=head.max_k)
     return DraftingModel(arch, backend, kv, step, drafts)
 
 

@@ -242,10 +242,11 @@ class DraftOps(SharedOps, Protocol):
             advance: False takes the anchors' positions in every draft step.
         """
 
-    def attention(self, q: Value, kv: KVLayer, num_heads: int) -> Value:
+    def attention(self, q: Value, kv: KVLayer, num_heads: int, window: int | None = None) -> Value:
         """Return attention of q over the positions before the anchor, in every draft step.
 
-        Where the layer has a window w, over the last w of them.
+        Args:
+            window: attend to the last so many of them, 0 to all; None is the layer's own window.
         """
 
     def pick(

@@ -147,11 +147,11 @@ def _draft_one(
     """Pick one token for every row and return the state that the next one starts from."""
     x = _project(ops, head, ops.embed(weights.embedding, head.embedding_scale), weights.embed)
     x = _project(ops, head, state, weights.state, x)
-    shapes = zip(head.kv_layers, head.num_heads, head.scales, weights.layers, strict=True)
-    for index, heads, scale, layer in shapes:
+    shapes = zip(head.kv_layers, head.num_heads, head.windows, head.scales, strict=True)
+    for (index, heads, window, scale), layer in zip(shapes, weights.layers, strict=True):
         q = _project(ops, head, x, layer.q)
         q = ops.rope(q, kv.layer(index), heads, layer.q_norms, advance=head.advances)
-        attended = ops.attention(q, kv.layer(index), heads)
+        attended = ops.attention(q, kv.layer(index), heads, window)
         del q
         x = add_to_residual(
             ops, x, attended, layer.attn_out, layer.post_attn_norm, eps=head.norm_eps

@@ -36,6 +36,7 @@ class HeadArch:
         activation: of the MLP's gate.
         embedding_scale: multiplies the target's embedding rows.
         scales: multiply the residual stream at each layer's end.
+        windows: how many positions before the anchor each layer attends to, 0 for all.
         advances: True rotates queries of draft step j by the anchor's position + j, False those of
             every step by the anchor's position.
     """
@@ -48,6 +49,7 @@ class HeadArch:
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     scales: tuple[float, ...]
+    windows: tuple[int, ...]
     advances: bool = True
 
 

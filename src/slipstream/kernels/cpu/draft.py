@@ -46,10 +46,13 @@ class DraftRecorder(SharedRecorder):
         """Record norm and rotation of q."""
         return self._rope(q, kv, norms, num_heads, own=True, advance=advance)
 
-    def attention(self, q: Buffer, kv: CpuKVLayer, num_heads: int) -> Buffer:
+    def attention(
+        self, q: Buffer, kv: CpuKVLayer, num_heads: int, window: int | None = None
+    ) -> Buffer:
         """Record attention over the positions before the anchors."""
         out = self._of_heads(q, kv, num_heads, own=True)
-        self._call("attend_before", q.slot, *kv.place, num_heads, out.slot)
+        seen = kv.attention.window if window is None else window
+        self._call("attend_before", q.slot, *kv.place, num_heads, seen, out.slot)
         return out
 
     def pick(

@@ -27,7 +27,7 @@ from slipstream.kernels.cuda.recorder import (
     refuse_unless,
 )
 from slipstream.kernels.ops import Clusters, DraftRows, HeadNorms, Int32, Rows
-from slipstream.models.arch import EMBEDDING_SCALE, QK_NORM, VOCAB_CLUSTERS
+from slipstream.models.arch import EMBEDDING_SCALE, QK_NORM, VOCAB_CLUSTERS, WINDOW
 
 PICK_BLOCKS = 32  # of a row: 8,192 logits are then one a thread
 # Draw in draft.cu.
@@ -129,9 +129,10 @@ class DraftRecorder(Recorder):
         return out
 
     def attention(  # type: ignore[override]
-        self, q: Buffer, kv: KVLayer, num_heads: int
+        self, q: Buffer, kv: KVLayer, num_heads: int, window: int | None = None
     ) -> Buffer:
         """Record attention over the positions before the anchors."""
+        refuse_unless(not window, WINDOW)
         return self._attend(q, kv, num_heads)
 
     def pick(

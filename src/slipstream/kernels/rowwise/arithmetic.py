@@ -80,14 +80,16 @@ def rotate(x: TorchTensor, kv: KVPages, position: int) -> TorchTensor:
     return turned.flatten(1)
 
 
-def attend(q: TorchTensor, kv: KVPages, pages: Pages, length: int) -> TorchTensor:
+def attend(
+    q: TorchTensor, kv: KVPages, pages: Pages, length: int, window: int | None = None
+) -> TorchTensor:
     """Attend from one row q (heads * D,) to the first `length` positions of `pages`.
 
-    Where the layer has a window, to the last ones of them.
+    Where there is a window, the layer's unless another is given, to the last ones of them.
     """
     arch, first = kv.attention, 0
-    if arch.window:
-        first = max(length - arch.window, 0)
+    if seen := arch.window if window is None else window:
+        first = max(length - seen, 0)
     index = torch.from_numpy(pages[: -(-length // PAGE_SIZE)].astype(np.int64))
     keys, values = (t[index].flatten(0, 1)[first:length].float() for t in (kv.k, kv.v))
     groups = q.view(arch.num_kv_heads, -1, arch.head_dim)

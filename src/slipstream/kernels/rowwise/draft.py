@@ -49,13 +49,15 @@ class ReferenceDraftOps(SharedOps):
             out[r] = rotated_heads(row, kv, position, norms)
         return out
 
-    def attention(self, q: TorchTensor, kv: KVPages, num_heads: int) -> TorchTensor:
+    def attention(
+        self, q: TorchTensor, kv: KVPages, num_heads: int, window: int | None = None
+    ) -> TorchTensor:
         """Return attention over the positions before the anchors."""
         assert q.shape[1] == num_heads * kv.attention.head_dim, "a query has the layer's head size"
         out = torch.zeros_like(q)
         for r, row in enumerate(q):
             length = int(self._rows.positions[r])
-            out[r] = attend(row.clone(), kv, self._rows.page_table[r], length)
+            out[r] = attend(row.clone(), kv, self._rows.page_table[r], length, window)
         return out
 
     def pick(

@@ -155,6 +155,7 @@ class Assistant:
             norm_eps=config.target.norm_eps,
             max_k=config.max_k,
             scales=(1.0,) * layers,
+            windows=(0,) * layers,
         )
 
 

@@ -86,7 +86,7 @@ def read_folder(folder: Path) -> Folder:
     _check_rest(keys)
     files = read_files(folder)
     return Folder(
-        checkpoint=bind_folder(arch, family, _source(files, config)),
+        checkpoint=bind_folder(arch, family, open_source(files, config)),
         config=(folder / CONFIG).read_bytes(),
         data_offsets={path: 8 + len(header) for path, header in files.headers.items()},
     )
@@ -161,7 +161,7 @@ def _check_rest(keys: Keys) -> None:
             )
 
 
-def _source(files: SafetensorsFiles, config: Mapping[str, Any]) -> Source:
+def open_source(files: SafetensorsFiles, config: Mapping[str, Any]) -> Source:
     """Return the tensors of the format that the configuration names."""
     for key in ("quantization", "quantization_config"):
         if config.get(key):

@@ -25,9 +25,11 @@ int Program::borrow(const Program& target, int buffer) {
   return int(buffers_.size()) - 1;
 }
 
-void Program::attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int out) {
+void Program::attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int window,
+                            int out) {
   rope_append(q, std::move(kv), layer, {}, out);
   ops_.back().kind = Op::Kind::attention;
+  ops_.back().window = window;
   ops_.back().heads = heads;
 }
 
@@ -108,6 +110,7 @@ bool Program::folds_for_itself() const { return max_splits_ <= OWN_SPLITS; }
 KVView Program::view(const Op& op) const {
   KVView view = op.kv->view(op.layer);
   if (op.heads) view.heads = op.heads;
+  if (op.window >= 0) view.window = op.window;
   return view;
 }
 

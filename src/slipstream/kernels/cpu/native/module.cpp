@@ -178,7 +178,8 @@ NB_MODULE(_native, m) {
              self.rope(q, std::move(kv), layer, head_norms(q_norm, nb::none(), eps), heads, advance,
                        out);
            }, "q"_a, "kv"_a, "layer"_a, "q_norm"_a.none(), "eps"_a, "heads"_a, "advance"_a, "out"_a)
-      .def("attend_before", &Program::attend_before, "q"_a, "kv"_a, "layer"_a, "heads"_a, "out"_a)
+      .def("attend_before", &Program::attend_before, "q"_a, "kv"_a, "layer"_a, "heads"_a,
+           "window"_a, "out"_a)
       .def("pick",
            [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,
               std::shared_ptr<Weight> weight, Ints ids, int scores, Ints clusters, int top,

@@ -46,6 +46,7 @@ struct Op {
   // Of drafts: query heads where they are not the target's, ids of what is picked, the draft step
   // that it belongs to; and what draft.cpp joins.
   int heads = 0;
+  int window = -1;      // of an attention where it is not the layer's
   bool advance = true;  // of a rotation: by the draft step, else every step alike
   std::shared_ptr<const std::vector<int32_t>> ids = nullptr;
   Clusters clusters{};  // of a pick
@@ -93,7 +94,7 @@ class Program {
   // Of `heads` query heads, 0 for the layer's own.
   void rope(int q, std::shared_ptr<KV> kv, int layer, HeadNorms norms, int heads,
             bool advance, int out);
-  void attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int out);
+  void attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads, int window, int out);
   void pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids, Clusters clusters,
             int out);
 

@@ -7,6 +7,6 @@ from slipstream.models.loading.families.llama import LLAMA
 from slipstream.models.loading.families.qwen2 import QWEN2
 from slipstream.models.loading.families.qwen3 import QWEN3
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "GEMMA4", "Family"]
 
 FAMILIES = (LLAMA, QWEN2, QWEN3, GEMMA3, GEMMA4)
