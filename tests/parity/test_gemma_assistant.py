@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def seen_logits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def seen_logits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collect the logits, (B, V), of each draft step on the reference back end."""
     seen: list[Any] = []
 
@@ -92,7 +91,7 @@ def seen_logits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
             super().pick(x, weight, *others)
 
     monkeypatch.setattr(reference_module, "ReferenceDraftOps", Watched)
-    yield seen
+    return seen
 
 
 def prompts() -> list[list[int]]:

@@ -24,7 +24,7 @@ import numpy as np
 from slipstream.errors import LoadError, MismatchError
 from slipstream.models.arch import Arch, AttentionArch
 from slipstream.models.head import I32, HeadArch, VocabClusters
-from slipstream.models.loading.checkpoint import Source, TensorReader
+from slipstream.models.loading.checkpoint import TensorReader
 from slipstream.models.loading.families import GEMMA4
 from slipstream.models.loading.families.family import SANDWICH_LAYER
 from slipstream.models.loading.folder import open_source, read_json
