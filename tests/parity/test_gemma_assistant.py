@@ -46,11 +46,11 @@ class Pair:
     folder: Path
 
     def read(self) -> GemmaAssistant:
-        arch = read_folder(self.folder / "target").arch
+        arch = read_folder(self.folder / "target").checkpoint.arch
         return read_gemma_assistant(self.folder / "assistant", arch)
 
     def ours(self, backend: Any) -> DraftingModel:
-        checkpoint = read_folder(self.folder / "target")
+        checkpoint = read_folder(self.folder / "target").checkpoint
         weights = load_decoder(checkpoint, backend)
         return compile_pair(backend, checkpoint.arch, weights, self.read())
 
@@ -141,7 +141,7 @@ def test_clusters_outside_of_the_best_are_never_picked(pair: Pair) -> None:
     sizes = np.bincount(found.clusters.members)
     assert (sizes == VOCAB // 16).all()
     one = dataclasses.replace(found, clusters=dataclasses.replace(found.clusters, top=1))
-    checkpoint = read_folder(pair.folder / "target")
+    checkpoint = read_folder(pair.folder / "target").checkpoint
     backend = ReferenceBackend()
     model = compile_pair(backend, checkpoint.arch, load_decoder(checkpoint, backend), one)
     narrow = drafted(model)
@@ -149,7 +149,7 @@ def test_clusters_outside_of_the_best_are_never_picked(pair: Pair) -> None:
 
 
 def test_an_assistant_for_another_target_names_both_sizes(pair: Pair) -> None:
-    arch = read_folder(pair.folder / "target").arch
+    arch = read_folder(pair.folder / "target").checkpoint.arch
     other = dataclasses.replace(arch, hidden_size=96)
     with pytest.raises(MismatchError, match=r"hidden_size 64, this one has 96"):
         read_gemma_assistant(pair.folder / "assistant", other)

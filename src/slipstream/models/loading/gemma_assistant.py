@@ -30,13 +30,14 @@ from slipstream.models.loading.families.family import SANDWICH_LAYER
 from slipstream.models.loading.folder import open_source, read_json
 from slipstream.models.loading.keys import MAX_WIDTH, Keys
 from slipstream.models.loading.metadata import describe
-from slipstream.models.loading.safetensors_files import read_files
+from slipstream.models.loading.safetensors_files import SafetensorsFiles, read_files
 from slipstream.models.loading.weights_map import is_finite
 from slipstream.models.weights import DenseTensor, QuantizedTensor, Tensor
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 CONFIG = "config.json"
 _MAX_DRAFTED = 15  # a round's limit: the same layers run for every draft step
+_CENTROIDS = "masked_embedding.centroids.weight"
 _ORDERING = "masked_embedding.token_ordering"
 _INDICES = {"I64": "<i8", "I32": "<i4"}
 _LAYER = {
@@ -72,8 +73,10 @@ def read_gemma_assistant(path: Path, arch: Arch) -> GemmaAssistant:
         config = read_json(path / CONFIG)
         own = _describe(config)
         _check_target(Keys(config), own, arch)
-        source = open_source(path, config)
-        _check_shapes(source.shapes, own, arch.hidden_size)
+        files = read_files(path)
+        source = open_source(files, config)
+        num_clusters = _num_clusters(config)
+        _check_shapes(source.shapes, own, arch.hidden_size, num_clusters)
         owners = [_owner(arch, attention) for attention in own.attention]
         for owner, attention in zip(owners, own.attention, strict=True):
             _check_attention(attention, arch.attention[owner])
@@ -81,9 +84,9 @@ def read_gemma_assistant(path: Path, arch: Arch) -> GemmaAssistant:
             tensors = _read_tensors(read, own, arch.hidden_size)
             scales = tuple(_read_scale(read, source.shapes, n) for n in range(own.num_layers))
             clusters = None
-            if config.get("use_ordered_embeddings"):
-                clusters = _read_clusters(path, Keys(config), source.shapes, own)
-                tensors["centroids"] = _finite(read, "masked_embedding.centroids.weight")
+            if num_clusters:
+                clusters = _read_clusters(files, Keys(config), own, num_clusters)
+                tensors["centroids"] = _finite(read, _CENTROIDS)
     except LoadError as error:
         raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
     head = HeadArch(
@@ -160,7 +163,9 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _check_shapes(shapes: Mapping[str, tuple[int, ...]], own: Arch, hidden: int) -> None:
+def _check_shapes(
+    shapes: Mapping[str, tuple[int, ...]], own: Arch, hidden: int, num_clusters: int
+) -> None:
     width = own.hidden_size
     expected: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (own.vocab_size, width),
@@ -168,6 +173,8 @@ def _check_shapes(shapes: Mapping[str, tuple[int, ...]], own: Arch, hidden: int)
         "pre_projection.weight": (width, 2 * hidden),
         "post_projection.weight": (hidden, width),
     }
+    if num_clusters:
+        expected[_CENTROIDS] = (num_clusters, width)
     for index, attention in enumerate(own.attention):
         sizes = {
             "q": (attention.q_size, width),
@@ -183,7 +190,7 @@ def _check_shapes(shapes: Mapping[str, tuple[int, ...]], own: Arch, hidden: int)
             got = list(shapes[name]) if name in shapes else "nothing"
             raise LoadError(f"tensor {name} must have shape {list(shape)}, got {got}")
     scales = {_name(index, "scale") for index in range(own.num_layers)}
-    rest = {"lm_head.weight", "masked_embedding.centroids.weight", _ORDERING}
+    rest = {"lm_head.weight", _CENTROIDS, _ORDERING}
     for name in shapes.keys() - expected.keys() - scales - rest:
         raise LoadError(f"tensor {name} is unexpected: the draft would leave it out")
 
@@ -220,19 +227,17 @@ def _read_scale(read: TensorReader, shapes: Mapping[str, tuple[int, ...]], index
     return float(_finite(read, name).dequantize()[0]) if name in shapes else 1.0
 
 
-def _read_clusters(
-    path: Path, keys: Keys, shapes: Mapping[str, tuple[int, ...]], own: Arch
-) -> VocabClusters:
+def _num_clusters(config: Mapping[str, Any]) -> int:
+    """Return how many clusters the vocabulary has, 0 where all of it is looked into."""
+    keys = Keys(config)
+    if not keys.flag("use_ordered_embeddings", False):
+        return 0
+    return keys.integer("num_centroids", 1, MAX_WIDTH, 2048)
+
+
+def _read_clusters(files: SafetensorsFiles, keys: Keys, own: Arch, count: int) -> VocabClusters:
     """Read how the vocabulary is clustered: `_ORDERING` lists its ids cluster after cluster."""
-    count = keys.integer("num_centroids", 1, MAX_WIDTH, 2048)
     top = keys.integer("centroid_intermediate_top_k", 1, count, min(32, count))
-    if shapes.get("masked_embedding.centroids.weight") != (count, own.hidden_size):
-        raise LoadError(
-            "tensor masked_embedding.centroids.weight must have shape "
-            f"{[count, own.hidden_size]}, got "
-            f"{shapes.get('masked_embedding.centroids.weight', 'nothing')}"
-        )
-    files = read_files(path)
     entry = files.entries.get(_ORDERING)
     if entry is None or entry.dtype not in _INDICES or entry.shape != (own.vocab_size,):
         raise LoadError(f"tensor {_ORDERING} must be int64 or int32 of shape [{own.vocab_size}]")

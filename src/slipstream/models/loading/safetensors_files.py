@@ -31,7 +31,7 @@ from slipstream.models.weights import DenseTensor
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MAX_HEADER = 100 << 20  # the format's own limit
 _DTYPES = {"F32": ("f32", "<f4"), "F16": ("f16", "<f2"), "BF16": ("bf16", "<u2")}
-_WIDTHS = {"F32": 4, "U32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1}
+_WIDTHS = {"I64": 8, "F32": 4, "U32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1}
 _HELD = 2  # tensors whose pages stay: one that is being repacked, one that is joined to it
 
 
