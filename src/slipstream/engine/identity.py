@@ -30,16 +30,16 @@ def assistant_key(folder: Path) -> str:
 
 
 def profile_key(
-    backend: Backend, fingerprint: str, config: EngineConfig, *, assistant: str = ""
+    backend: Backend, fingerprint: str, config: EngineConfig, *, paid: str = ""
 ) -> ProfileKey:
     """Return the key of a model's profile with its drafters.
 
     Args:
         fingerprint: tells model files apart.
-        assistant: tells assistants apart, "" for none.
+        paid: tells paid drafters apart, "" for none.
     """
-    drafters = [assistant] if assistant else []
-    if config.drafter in ("auto", "ngram"):
+    drafters = [paid] if paid else []
+    if config.uses_ngram:
         drafters.insert(0, f"ngram {ngram.LONGEST} to {ngram.SHORTEST}")
     threads = getattr(backend, "threads", 1)
     device, driver = (
