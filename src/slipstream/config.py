@@ -20,6 +20,8 @@ from slipstream.types import MAX_K, KSetting
 PREFIX = "SLIPSTREAM_"
 # Variables that are not engine settings: the folder of pulled models and profiles.
 OTHER_VARIABLES = ("SLIPSTREAM_CACHE_DIR",)
+# In front of a drafter: lookups propose beside it.
+NGRAM_AND = "ngram+"
 
 
 def _setting(
@@ -97,8 +99,9 @@ class EngineConfig(_Config):
     max_k: int = _setting(MAX_K, "most drafted tokens a round, whatever k is", high=MAX_K)
     drafter: str = _setting(
         "auto",
-        "what proposes tokens: auto, none, ngram, assistant (one that is shipped for the model) or "
-        "the path, with a /, of an assistant's folder",
+        "what proposes tokens: auto, none, ngram, assistant (one that is shipped for the model), "
+        "the path, with a /, of an assistant's folder, or a draft model as MODEL is named; "
+        "ngram+... has lookups propose as well",
         choices=("auto", "none", "ngram", "assistant"),
         paths=True,
     )
@@ -152,6 +155,16 @@ class EngineConfig(_Config):
         super().__post_init__()
         if isinstance(self.k, int) and self.k > self.max_k:
             raise ConfigError(f"k must be in [0, max_k], got {self.k} with max_k {self.max_k}")
+
+    @property
+    def uses_ngram(self) -> bool:
+        """Whether lookups may propose."""
+        return self.drafter in ("auto", "ngram") or self.drafter.startswith(NGRAM_AND)
+
+    @property
+    def paid_drafter(self) -> str:
+        """What proposes besides lookups: auto, assistant, a path or a model; "" for nothing."""
+        return "" if self.drafter in ("none", "ngram") else self.drafter.removeprefix(NGRAM_AND)
 
     @property
     def k_ceiling(self) -> int:
@@ -221,6 +234,15 @@ def is_path(value: str) -> bool:
     return "/" in value or os.sep in value
 
 
+def may_name_model(value: str) -> bool:
+    """Tell whether a setting that takes words as well may be a model's name, path or hub id.
+
+    Every name of a model says its size, and no word of a setting has a digit, so a mistyped word is
+    refused at once.
+    """
+    return is_path(value) or any(letter.isdigit() for letter in value)
+
+
 def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
     """Check one field's value, text from the environment included."""
     if item.name == "k":
@@ -244,8 +266,12 @@ def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
     choices, paths = item.metadata["choices"], item.metadata["paths"]
     if item.metadata["metavar"]:
         return _text(item.name, value)
-    if value not in choices and not (paths and isinstance(value, str) and is_path(value)):
-        also = " or a path" if paths else ""
+    if paths and isinstance(value, str):
+        beside = value.removeprefix(NGRAM_AND)
+        if may_name_model(beside) or (beside != value and beside == "assistant"):
+            return value
+    if value not in choices:
+        also = ", a path or a model's name" if paths else ""
         raise ConfigError(f"{item.name} must be one of {', '.join(choices)}{also}, got {value}")
     return value
 

@@ -164,7 +164,8 @@ def test_an_output_that_differs_fails_the_run(
         (["--time-limit", "0"], "--time-limit must be in"),
         (
             ["--drafter", "none"],
-            "--drafter must be auto, ngram, assistant, a path or scripted:RATE, got none",
+            "--drafter must be auto, ngram, assistant, a path, a model's name or scripted:RATE, "
+            "got none",
         ),
         (["--drafter", "scripted:2"], "scripted"),
         (["--verify-kernel", "fast"], "verify_kernel must be one of"),

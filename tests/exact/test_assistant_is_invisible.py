@@ -275,6 +275,7 @@ def test_what_a_head_declines_has_a_reason() -> None:
 
     def ask(length: int, chosen: Chosen | None) -> Ask:
         return Ask(
+            drafter=head.drafter(),
             token_ids=[1] * length,
             k=2,
             pages=np.zeros(1, np.int32),

@@ -132,6 +132,10 @@ def test_a_speculative_config_means_what_it_means_elsewhere() -> None:
     assert EngineConfig(**settings).k == "auto"
     assert EngineConfig(**settings).k_ceiling == 4
     assert speculative_settings("") == {}
+    text = '{"method": "draft_model", "model": "org/small", "num_speculative_tokens": 3}'
+    settings = speculative_settings(text)
+    assert settings == {"drafter": "org/small", "max_k": 3}
+    assert EngineConfig(**settings).paid_drafter == "org/small"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,12 @@ def test_a_speculative_config_means_what_it_means_elsewhere() -> None:
         ('{"num_speculative_tokens": true}', "must be an integer, got True", None),
         ('{"method": "medusa"}', "speculative_config.method must be one of", None),
         ('{"method": 3}', "method must be text", None),
+        ('{"method": "draft_model", "model": "small"}', "config.model must be one of", None),
+        (
+            '{"method": "draft_model"}',
+            "speculative_config.method draft_model needs speculative_config.model",
+            "name a model of the target's vocabulary, as MODEL is named",
+        ),
     ],
 )
 def test_a_wrong_speculative_config_is_refused(text: str, message: str, hint: str | None) -> None:

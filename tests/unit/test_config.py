@@ -11,6 +11,7 @@ from slipstream.config import OTHER_VARIABLES, EngineConfig, ServerConfig, parse
 from slipstream.engine.load import choose_backend
 from slipstream.engine.round import padding_multiple
 from slipstream.errors import ConfigError, LoadError
+from slipstream.models.loading.names import MODELS
 from slipstream.types import MAX_K
 
 
@@ -123,6 +124,8 @@ def test_variables_of_others_are_ignored() -> None:
         ("memory_fraction", "1e-1"),
         ("memory_fraction", True),
         ("drafter", "ngrams"),
+        ("drafter", "ngram+none"),
+        ("drafter", "ngram+"),
         ("device", "tpu"),
         ("isa", ""),
         ("verify_pad", "0"),
@@ -140,6 +143,27 @@ def test_bad_value_is_refused_with_name_and_value(name: str, value: object) -> N
 @pytest.mark.parametrize("value", ["auto", "off", 0, MAX_K, "0", str(MAX_K)])
 def test_good_k_is_taken(value: object) -> None:
     assert str(parse_k(value)) == str(value)
+
+
+def test_a_drafter_may_be_any_model_and_have_lookups_beside_it() -> None:
+    for name in [*MODELS, "org/name", "/some/folder", "7b.gguf"]:
+        assert EngineConfig(drafter=name).paid_drafter == name
+        assert not EngineConfig(drafter=name).uses_ngram
+        both = EngineConfig(drafter=f"ngram+{name}")
+        assert both.uses_ngram
+        assert both.paid_drafter == name
+    words = ("auto", "none", "ngram", "assistant", "ngram+assistant")
+    found = [
+        (EngineConfig(drafter=word).uses_ngram, EngineConfig(drafter=word).paid_drafter)
+        for word in words
+    ]
+    assert found == [
+        (True, "auto"),
+        (False, ""),
+        (True, ""),
+        (False, "assistant"),
+        (True, "assistant"),
+    ]
 
 
 def test_a_variable_in_lower_case_is_unknown() -> None:

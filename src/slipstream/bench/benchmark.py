@@ -59,7 +59,8 @@ class Plan:
     """What a benchmark is asked to do.
 
     Attributes:
-        drafter: auto, ngram, assistant, the path of one, or scripted:RATE[,RATE...][@SEED].
+        drafter: auto, ngram, assistant, the path of one, a draft model, or
+            scripted:RATE[,RATE...][@SEED].
         allow_misleading: run what misleads, and say so.
         peers: other engines to start, run by `peer_python`.
     """

@@ -15,7 +15,9 @@ from slipstream.engine.calibrate import (
     idle_forwards,
     room,
     row_counts,
+    teach_drafts,
     time_drafts,
+    time_reading,
     time_rows,
 )
 from slipstream.engine.engine import Engine
@@ -44,7 +46,9 @@ class Model:
         # Seconds of forwards by row count: as policies are told them, and after a usual prompt.
         self.loaded_s: dict[int, float] = {}
         self.usual_s: dict[int, float] = {}
-        self.drafts_s: dict[int, float] = {}  # of the assistant's drafts, by k
+        # Seconds of the paid drafter's drafts by k, and of a token that it reads to catch up.
+        self.drafts_s: dict[int, float] = {}
+        self.reading_s: float | None = None
 
     @classmethod
     def load(
@@ -90,14 +94,16 @@ class Model:
             return time_rows(forwards, counts, budget_s=CALIBRATION_S, clock=clock)
 
     def _drafts_timed(self) -> dict[int, float]:
-        """Return the seconds of the assistant's drafts by k, none without one."""
+        """Return the seconds of the paid drafter's drafts by k, none without one."""
         head, engine = self.target.head, self.engine
         if head is None:
             return {}
         budget = RowBudget.of(engine.config, self.target.arch.vocab_size)
         widest = min(head.max_k + 1, room(self.target, budget))
         with idle_forwards(self.target, budget, widest, clock=engine._clock) as forwards:
-            return time_drafts(forwards, head, head.max_k, clock=engine._clock)
+            drafts_s = time_drafts(forwards, head, head.max_k, clock=engine._clock)
+        self.reading_s = time_reading(head, drafts_s.get(1, 0.0), clock=engine._clock)
+        return drafts_s
 
     def make(
         self,
@@ -114,8 +120,7 @@ class Model:
         pairing = Pairing.fresh(config, make_drafters)
         if pairing.policy is not None and timed:
             calibrate(pairing.policy, self.loaded_s or self._timed(1, 0), 0)
-            for drafted, seconds in self.drafts_s.items():
-                pairing.policy.cost.drafting.calibrate(drafted, seconds)
+            teach_drafts(pairing.policy.cost.drafting, self.drafts_s, self.reading_s)
         return Engine(
             self.target,
             self.tokenizer,

@@ -14,7 +14,7 @@ import typer
 from slipstream.cli.output import check_writable, write_text
 from slipstream.cli.settings import engine_config, with_engine_flags_but
 from slipstream.cli.status import progress
-from slipstream.config import is_path
+from slipstream.config import NGRAM_AND, may_name_model
 from slipstream.errors import ConfigError, SlipstreamError
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def bench(
         typer.Option(
             "--drafter",
             metavar="NAME",
-            help="auto, ngram, assistant, the path of one, or scripted:RATE[,RATE...][@SEED], a "
-            "drafter that is right so often on average.",
+            help="auto, ngram, assistant, the path of one, a draft model, or "
+            "scripted:RATE[,RATE...][@SEED], a drafter that is right so often on average.",
         ),
     ] = "auto",
     verify_kernel: Annotated[
@@ -162,9 +162,11 @@ def bench(
     usual = "0,3,auto" if quick else "0,1,2,3,4,8,auto"
     values = parse_k_values(usual if k_values is None else k_values)
     words = ("auto", "ngram", "assistant")
-    if drafter not in words and not is_path(drafter) and not drafter.startswith("scripted:"):
+    beside = drafter.removeprefix(NGRAM_AND)
+    if drafter not in words and beside != "assistant" and not may_name_model(beside):
         raise ConfigError(
-            f"--drafter must be {', '.join(words)}, a path or scripted:RATE, got {drafter}",
+            f"--drafter must be {', '.join(words)}, a path, a model's name or scripted:RATE, "
+            f"got {drafter}",
             hint="e.g. scripted:0.56, or scripted:0.8,0.6",
         )
     result = _run(

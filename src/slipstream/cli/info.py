@@ -103,7 +103,7 @@ def _memory(target: Target) -> Facts:
     """Return the memory plan; on the cpu, KV pages become resident as they are written."""
     from slipstream.kernels.ops import PAGE_SIZE
 
-    per_token = target.kv_token_bytes
+    per_token = target.kv_token_bytes + target.draft_kv_token_bytes
     kv_tokens = target.kv.num_pages * PAGE_SIZE
     weights_bytes = target.backend.weight_bytes()
     scratch_bytes = _scratch_bytes(target)

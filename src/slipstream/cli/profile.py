@@ -54,14 +54,13 @@ def profile(
 def _place_of(model: str, config: EngineConfig) -> tuple[Path, ProfileKey]:
     """Return folder and key of a model's profile, without loading the model."""
     from slipstream.engine.identity import profile_folder, profile_key
-    from slipstream.engine.load import choose_assistant, choose_backend
+    from slipstream.engine.load import choose_backend, choose_paid
     from slipstream.models.loading import open_model, resolve_model
 
     file = open_model(resolve_model(model), quantize=config.quantize)
     backend = choose_backend(config)
-    _, assistant = choose_assistant(config, file.arch, file.fingerprint, backend)
-    key = profile_key(backend, file.fingerprint, config, assistant=assistant)
-    return profile_folder(), key
+    paid = choose_paid(config, file, backend)
+    return profile_folder(), profile_key(backend, file.fingerprint, config, paid=paid.key)
 
 
 def _show(folder: Path, key: ProfileKey) -> None:

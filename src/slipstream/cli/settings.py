@@ -129,7 +129,7 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
 
 
 def _metavar(item: dataclasses.Field[Any]) -> str:
-    words = [*item.metadata["choices"], *(["PATH"] if item.metadata["paths"] else [])]
+    words = [*item.metadata["choices"], *(["PATH", "MODEL"] if item.metadata["paths"] else [])]
     choices = "|".join(words) or item.metadata["metavar"]
     return choices or _METAVARS.get(item.name, "N")
 

@@ -51,6 +51,7 @@ class AssistantHead:
         self._step, self._target = step, target
         self._max_rows, self._max_len = max_rows, max_len
         self.max_k = max_k
+        self.chunk = 0  # the target's KV is always there
         self.declined: Counter[str] = Counter()
 
     def drafter(self) -> AssistantDrafter:
@@ -77,9 +78,13 @@ class AssistantHead:
             return self._decline("the target's last step did not choose the anchor")
         if position < 1:
             return self._decline("there is no token before the anchor")
-        # A draft's last token is not embedded, so it may lie one beyond the tables.
-        k = min(ask.k, self.max_k, self._max_len - position)
+        k = min(ask.k, self.room(len(ask.token_ids)))
         return k if k > 0 else self._decline("the context is full")
+
+    def room(self, num_tokens: int) -> int:
+        """Return the most tokens that can be drafted behind so many."""
+        # A draft's last token is not embedded, so it may lie one beyond the tables.
+        return max(0, min(self.max_k, self._max_len - num_tokens + 1))
 
     def _decline(self, reason: str) -> int:
         self.declined[reason] += 1
@@ -104,6 +109,14 @@ class AssistantDrafter:
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """Return nothing: without the target's state there is nothing to draft from."""
         return []
+
+    def behind(self, token_ids: Sequence[int]) -> int:
+        """Return 0: what it reads is the target's own."""
+        return 0
+
+    def room(self, num_tokens: int) -> int:
+        """Return the most tokens that it can draft behind so many."""
+        return self.head.room(num_tokens)
 
     def observe(self, proposed: Sequence[int], accepted: int) -> None:
         """Learn nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -52,16 +53,18 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a drafter that reads the target's own state is asked for one sequence.
+    """What a head is asked for one sequence.
 
     Attributes:
+        drafter: the request's own share of the head.
         token_ids: prompt and output, anchor last.
         k: tokens wanted, >= 1.
         pages: the sequence's KV pages, int32 of shape (P,).
         chosen: where the target chose the anchor, None where that is not known.
-        temperature, seed, choice: how the target samples.
+        temperature, top_k, top_p, min_p, seed, choice: how the target samples.
     """
 
+    drafter: BatchDrafter
     token_ids: Sequence[int]
     k: int
     pages: Int32
@@ -69,10 +72,26 @@ class Ask:
     temperature: float
     seed: int
     choice: int
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
 
 class Head(Protocol):
-    """What the drafters of all sequences share where they draft from the target's own state."""
+    """What the drafters of all sequences share where they draft in one call.
+
+    Attributes:
+        max_k: the most tokens that it drafts in a round.
+        chunk: tokens that one call reads to catch up, 0 where there is nothing to catch up with.
+        declined: asks that it offered nothing for, by reason.
+    """
+
+    max_k: int
+    chunk: int
+    declined: Counter[str]
+
+    def drafter(self) -> BatchDrafter:
+        """Return the drafter of one request."""
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         """Return at most k tokens for each ask, none for one that it declines."""
@@ -87,3 +106,9 @@ class BatchDrafter(Drafter, Protocol):
     @property
     def head(self) -> Head:
         """What proposes for it."""
+
+    def behind(self, token_ids: Sequence[int]) -> int:
+        """Return the tokens that it has to read first, besides what every draft reads."""
+
+    def room(self, num_tokens: int) -> int:
+        """Return the most tokens that it can draft behind so many."""

@@ -15,13 +15,14 @@ from statistics import median
 
 import numpy as np
 
-from slipstream.drafters.assistant import AssistantHead
-from slipstream.drafters.base import Ask, Chosen
+from slipstream.drafters.base import Ask, BatchDrafter, Chosen, Head
+from slipstream.drafters.draft_model import ORDINARY_ROWS
 from slipstream.engine.budget import RowBudget
 from slipstream.engine.pages import pages_for
 from slipstream.engine.target import Target
 from slipstream.kernels.ops import PAGE_SIZE, Int32, Rows
 from slipstream.policy.choose import MeasuredPolicy
+from slipstream.policy.draft_cost import LEAST_READ, DraftCost
 
 # Seconds that timing may take at load, and passes over the row counts if it takes less.
 BUDGET_S = 0.6
@@ -71,11 +72,12 @@ class Forwards:
         self._run(self.context_len + rows, rows[: self._max_logits])
         return self._clock() - began
 
-    def ask(self, k: int) -> Ask:
+    def ask(self, k: int, drafter: BatchDrafter) -> Ask:
         """Run a forward of the widest round that k makes, and ask what its first row leads to."""
         self(min(k + 1, self.max_rows))
         last = self.context_len
         return Ask(
+            drafter=drafter,
             token_ids=range(last + 2),
             k=k,
             pages=self.pages,
@@ -181,7 +183,7 @@ def time_rows(
 
 def time_drafts(
     forwards: Forwards,
-    head: AssistantHead,
+    head: Head,
     max_k: int,
     *,
     passes: int = PASSES,
@@ -192,13 +194,66 @@ def time_drafts(
     Each follows a forward, as it does in serving: the head's weights have left the caches by then.
     """
     samples: dict[int, list[float]] = {}
-    for _ in range(passes + 1):
-        for k in range(1, min(max_k, head.max_k) + 1):
-            ask = forwards.ask(k)
-            began = clock()
-            if head.propose([ask])[0]:
-                samples.setdefault(k, []).append(clock() - began)
+    drafter = head.drafter()
+    try:
+        for _ in range(passes + 1):
+            for k in range(1, min(max_k, head.max_k) + 1):
+                ask = forwards.ask(k, drafter)
+                began = clock()
+                if head.propose([ask])[0]:
+                    samples.setdefault(k, []).append(clock() - began)
+    finally:
+        drafter.release()
     return {k: median(times[1:]) for k, times in samples.items()}
+
+
+def time_reading(
+    head: Head, draft_s: float, *, passes: int = PASSES, clock: Clock = time.perf_counter
+) -> float | None:
+    """Return the median seconds of one token of a chunk that a head reads to catch up.
+
+    None for a head that reads nothing, or has no room for a chunk that says anything.
+
+    Args:
+        draft_s: what drafting one token takes.
+    """
+    samples = []
+    num_read = head.chunk
+    while num_read and not head.drafter().room(num_read + ORDINARY_ROWS):
+        num_read //= 2
+    for _ in range(passes + 1 if num_read >= LEAST_READ else 0):
+        drafter = head.drafter()
+        began = clock()
+        (drafted,) = head.propose([_first_ask(drafter, num_read + ORDINARY_ROWS)])
+        samples.append(max(clock() - began - draft_s, 0.0) / num_read)
+        drafter.release()
+        if not drafted:
+            return None
+    return median(samples[1:]) if samples else None
+
+
+def teach_drafts(
+    drafting: DraftCost, drafts_s: Mapping[int, float], reading_s: float | None
+) -> None:
+    """Tell a policy's costs what drafts take, by k, and one token that is read to catch up."""
+    for k, seconds in drafts_s.items():
+        drafting.calibrate(k, seconds)
+    if reading_s is not None:
+        drafting.calibrate_reading(reading_s)
+
+
+def _first_ask(drafter: BatchDrafter, num_tokens: int) -> Ask:
+    """Ask for one token behind a text that the drafter knows nothing of."""
+    return Ask(
+        drafter=drafter,
+        token_ids=[0] * num_tokens,
+        k=1,
+        pages=np.zeros(0, np.int32),
+        chosen=None,
+        temperature=0.0,
+        seed=0,
+        choice=0,
+    )
 
 
 def calibrate(policy: MeasuredPolicy, times_s: Mapping[int, float], kv_tokens: int) -> None:

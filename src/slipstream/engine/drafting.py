@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Sequence
+from typing import cast
 
-from slipstream.drafters.base import Ask, Drafter, Head
+from slipstream.drafters.base import Ask, BatchDrafter, Drafter, Head
 from slipstream.engine.request import Request
 from slipstream.engine.round import Round
 
@@ -59,15 +60,18 @@ def ask_paid(parts: Sequence[Round], clock: Clock, *, vocab_size: int) -> None:
 
 
 def head_of(request: Request) -> Head | None:
-    """Return what drafts for the request from the target's own state, None for nothing."""
+    """Return what drafts for the request and others in one call, None for nothing."""
     return getattr(request.paid_drafter, "head", None)
 
 
 def _ask_head(head: Head, parts: Sequence[Round], clock: Clock, vocab_size: int) -> None:
     began = clock()
     try:
+        behind = [part.behind for part in parts]
         for part, offered in zip(parts, head.propose([_ask_of(p) for p in parts]), strict=True):
             part.drafted = _known(offered, part.wanted, vocab_size)
+        for part, before in zip(parts, behind, strict=True):
+            part.caught_up = before - part.behind if before else 0
     except Exception as error:
         for part in parts:
             part.drafted = []
@@ -82,6 +86,7 @@ def _ask_of(part: Round) -> Ask:
     request = part.request
     settings = request.sampler.settings()
     return Ask(
+        drafter=cast("BatchDrafter", request.paid_drafter),
         token_ids=request.sequence.token_ids,
         k=part.wanted,
         pages=request.sequence.pages,
@@ -89,6 +94,9 @@ def _ask_of(part: Round) -> Ask:
         temperature=settings.temperature,
         seed=settings.seed,
         choice=settings.choice,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
     )
 
 

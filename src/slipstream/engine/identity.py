@@ -11,7 +11,7 @@ from slipstream import __version__
 from slipstream.config import EngineConfig
 from slipstream.drafters import ngram
 from slipstream.kernels.ops import Backend
-from slipstream.models.loading.assistant import CONFIG_FILE, TENSORS_FILE
+from slipstream.models.loading.assistant import CONFIG_FILE
 from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import ProfileKey
 
@@ -23,23 +23,24 @@ def profile_folder() -> Path:
 
 def assistant_key(folder: Path) -> str:
     """Return what tells an assistant's checkpoint apart."""
-    digest = hashlib.sha256()
-    for name in (CONFIG_FILE, TENSORS_FILE):
-        digest.update((folder / name).read_bytes())
+    digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):  # large ones come in parts
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return f"assistant {digest.hexdigest()[:32]}"
 
 
 def profile_key(
-    backend: Backend, fingerprint: str, config: EngineConfig, *, assistant: str = ""
+    backend: Backend, fingerprint: str, config: EngineConfig, *, paid: str = ""
 ) -> ProfileKey:
     """Return the key of a model's profile with its drafters.
 
     Args:
         fingerprint: tells model files apart.
-        assistant: tells assistants apart, "" for none.
+        paid: tells paid drafters apart, "" for none.
     """
-    drafters = [assistant] if assistant else []
-    if config.drafter in ("auto", "ngram"):
+    drafters = [paid] if paid else []
+    if config.uses_ngram:
         drafters.insert(0, f"ngram {ngram.LONGEST} to {ngram.SHORTEST}")
     threads = getattr(backend, "threads", 1)
     device, driver = (

@@ -8,9 +8,9 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from slipstream.config import EngineConfig, is_path
+from slipstream.config import EngineConfig, is_path, may_name_model
 from slipstream.drafters.checkpoints import shipped_assistant
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.budget import RowBudget
@@ -20,9 +20,12 @@ from slipstream.engine.calibrate import (
     idle_forwards,
     room,
     row_counts,
+    teach_drafts,
     time_drafts,
+    time_reading,
     time_rows,
 )
+from slipstream.engine.draft_model import DraftSource, draft_source
 from slipstream.engine.engine import Engine
 from slipstream.engine.identity import assistant_key, profile_folder, profile_key
 from slipstream.engine.pairing import MakeDrafter, Pairing
@@ -31,8 +34,10 @@ from slipstream.errors import ConfigError, LoadError
 from slipstream.kernels.cuda.device import has_device
 from slipstream.kernels.ops import Backend
 from slipstream.models.arch import Arch
-from slipstream.models.loading import open_model, resolve_model
-from slipstream.models.loading.assistant import Assistant, read_assistant
+from slipstream.models.head import HeadCheckpoint
+from slipstream.models.loading import ModelFile, open_model, resolve_model
+from slipstream.models.loading.assistant import is_assistant
+from slipstream.models.loading.heads import read_head
 from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import load_profile, passes_sentinel
 
@@ -60,10 +65,12 @@ def load(
     config = EngineConfig.from_env(None if config is None else {}, **overrides)
     file = open_model(resolve_model(os.fspath(model)), quantize=config.quantize)
     backend = choose_backend(config)
-    assistant, key = choose_assistant(config, file.arch, file.fingerprint, backend)
-    target = build_target(file.arch, backend, file.load_weights, config, assistant=assistant)
+    paid = choose_paid(config, file, backend)
+    target = build_target(
+        file.arch, backend, file.load_weights, config, assistant=paid.assistant, draft=paid.draft
+    )
     pairing = Pairing.fresh(config, choose_drafters(config, target))
-    learn(pairing, target, config, file.fingerprint, assistant=key)
+    learn(pairing, target, config, file.fingerprint, paid=paid.key)
     return Engine(
         target,
         file.tokenizer,
@@ -75,13 +82,13 @@ def load(
 
 
 def learn(
-    pairing: Pairing, target: Target, config: EngineConfig, fingerprint: str, *, assistant: str = ""
+    pairing: Pairing, target: Target, config: EngineConfig, fingerprint: str, *, paid: str = ""
 ) -> None:
     """Give a pairing's policy its first costs: those of its profile if they still hold, else timed.
 
     Args:
         fingerprint: tells model files apart.
-        assistant: tells assistants apart, "" for none.
+        paid: tells paid drafters apart, "" for none.
     """
     policy = pairing.policy
     if policy is None:
@@ -90,7 +97,7 @@ def learn(
     widest = room(target, budget)
     if config.profile == "on":
         pairing.folder = profile_folder()
-        pairing.key = profile_key(target.backend, fingerprint, config, assistant=assistant)
+        pairing.key = profile_key(target.backend, fingerprint, config, paid=paid)
     counts = row_counts(policy, config.max_num_seqs, widest)
     with idle_forwards(target, budget, max(counts)) as forwards:
         if pairing.folder is not None and pairing.key is not None:
@@ -105,10 +112,11 @@ def learn(
             for count in counts:  # a first run is launched kernel by kernel, then captured
                 forwards(count)
         timed = time_rows(forwards, counts)
-        drafts = {} if target.head is None else time_drafts(forwards, target.head, policy.max_k)
+        drafts_s = {} if target.head is None else time_drafts(forwards, target.head, policy.max_k)
     calibrate(policy, timed, 0)
-    for k, seconds in drafts.items():
-        policy.cost.drafting.calibrate(k, seconds)
+    if target.head is not None:
+        reading_s = time_reading(target.head, drafts_s.get(1, 0.0))
+        teach_drafts(policy.cost.drafting, drafts_s, reading_s)
     where = "kept nowhere" if pairing.path is None else f"to be kept in {pairing.path}"
     what = "new" if pairing.doubted_costs is None else "set aside, its times did not hold"
     pairing.profile = f"{what}: {len(timed)} row counts timed at load, {where}"
@@ -150,9 +158,39 @@ def choose_backend(config: EngineConfig) -> Backend:
     return backend
 
 
+class Paid(NamedTuple):
+    """The drafter that a config asks for besides lookups: one of the two at most.
+
+    Attributes:
+        key: tells drafters apart, "" for none.
+    """
+
+    assistant: HeadCheckpoint | None = None
+    draft: DraftSource | None = None
+    key: str = ""
+
+
+def choose_paid(config: EngineConfig, file: ModelFile, backend: Backend) -> Paid:
+    """Return the drafter that a config asks for besides lookups, opened and checked.
+
+    Args:
+        file: the target.
+
+    Raises:
+        LoadError: there is none of that name, it cannot be read, or the back end does not serve it.
+        MismatchError: it was made for another target, or speaks of other tokens.
+    """
+    named = config.paid_drafter
+    if may_name_model(named) and not is_assistant(Path(named)):
+        draft = open_model(resolve_model(named))
+        return Paid(draft=draft_source(file, draft, backend), key=f"draft {draft.fingerprint}")
+    assistant, key = choose_assistant(config, file.arch, file.fingerprint, backend)
+    return Paid(assistant=assistant, key=key)
+
+
 def choose_assistant(
     config: EngineConfig, arch: Arch, fingerprint: str, backend: Backend
-) -> tuple[Assistant | None, str]:
+) -> tuple[HeadCheckpoint | None, str]:
     """Return the assistant that a config asks for, None for none, and what tells it apart.
 
     "auto" takes the one that is shipped for the target, on the cpu: on a GPU its drafts were never
@@ -165,10 +203,11 @@ def choose_assistant(
         LoadError: no assistant is shipped for the target, or it cannot be read.
         MismatchError: it was made for another target.
     """
-    is_auto = config.drafter == "auto"
+    named = config.paid_drafter
+    is_auto = named == "auto"
     if is_auto and backend.name != "cpu":
         return None, ""
-    if config.drafter in ("auto", "assistant"):
+    if named in ("auto", "assistant"):
         folder = shipped_assistant(fingerprint)
         if folder is None and not is_auto:
             raise LoadError(
@@ -176,11 +215,11 @@ def choose_assistant(
                 hint="name the folder of one as drafter, or use drafter ngram",
             )
     else:
-        folder = Path(config.drafter) if is_path(config.drafter) else None
+        folder = Path(named) if is_path(named) else None
     if folder is None:
         return None, ""
     try:
-        return read_assistant(folder, arch, fingerprint), assistant_key(folder)
+        return read_head(folder, arch, fingerprint), assistant_key(folder)
     except (LoadError, OSError) as error:
         if not is_auto:
             raise
@@ -191,8 +230,8 @@ def choose_assistant(
 def choose_drafters(config: EngineConfig, target: Target) -> list[MakeDrafter]:
     """Return what makes drafters for each request.
 
-    "auto" is n-gram lookup, which is free, and the target's assistant where there is one; each
-    round drafts with the one that makes it faster.
+    "auto" is n-gram lookup, which is free, and the target's assistant where there is one; where
+    there are two, each round drafts with the one that makes it faster.
 
     Raises:
         ConfigError: k asks for more than the drafter can propose.
@@ -202,7 +241,7 @@ def choose_drafters(config: EngineConfig, target: Target) -> list[MakeDrafter]:
     head = target.head
     if head is None:
         return [NGramDrafter]
-    if config.drafter == "auto":
+    if config.uses_ngram:
         return [NGramDrafter, head.drafter]
     if isinstance(config.k, int) and config.k > head.max_k:
         raise ConfigError(f"k must be in [0, {head.max_k}] with this drafter, got {config.k}")

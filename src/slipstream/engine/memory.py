@@ -23,8 +23,11 @@ class MemoryPlan:
 
     Attributes:
         limit_bytes: what weights, work space and KV may take together.
-        drafter_bytes: weights of a drafter and what the target keeps for it.
+        drafter_bytes: weights of a drafter and what the target keeps for it, or the work space of a
+            draft model.
         workspace_bytes: activations, logits, graphs.
+        page_bytes: a KV page of the target.
+        draft_page_bytes: a KV page of a draft model, which has as many of them.
         num_pages: KV pages.
     """
 
@@ -34,11 +37,12 @@ class MemoryPlan:
     page_bytes: int
     num_pages: int
     drafter_bytes: int = 0
+    draft_page_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of all KV pages."""
-        return self.num_pages * self.page_bytes
+        """Bytes of all KV pages, a draft model's included."""
+        return self.num_pages * (self.page_bytes + self.draft_page_bytes)
 
     @property
     def sum(self) -> str:
@@ -62,6 +66,7 @@ def plan_memory(
     max_model_len: int,
     max_rows: int,
     drafter_bytes: int = 0,
+    draft_page_bytes: int = 0,
 ) -> MemoryPlan:
     """Share out a device's memory once the weights are there.
 
@@ -77,7 +82,8 @@ def plan_memory(
         arch, max_rows=max_rows, max_logits=budget.logits, max_len=max_model_len
     )
     page_bytes = memory.page_bytes(arch)
-    fitting = max((limit - weights_bytes - drafter_bytes - workspace) // page_bytes, 0)
+    left = limit - weights_bytes - drafter_bytes - workspace
+    fitting = max(left // (page_bytes + draft_page_bytes), 0)
     least = pages_for(config.kv_tokens or max_model_len)
     most = pages_for(config.kv_tokens or max_model_len * config.max_num_seqs)
     plan = MemoryPlan(
@@ -86,6 +92,7 @@ def plan_memory(
         workspace_bytes=workspace,
         page_bytes=page_bytes,
         drafter_bytes=drafter_bytes,
+        draft_page_bytes=draft_page_bytes,
         num_pages=max(least, min(fitting, most)),
     )
     if plan.num_pages > fitting:

@@ -247,7 +247,7 @@ def _passes_by(
         request = part.request
         if part.is_prefill or part.proposed or request.scoring.live or request.shadows.live:
             return False
-        if part.drafts or part.shadow:
+        if part.drafts or part.shadow or part.caught_up:
             return False
         numbers.append(request.number)
         kv_tokens += part.context_len

@@ -39,6 +39,7 @@ class Round:
         shadow: tokens that the paid drafter drafts to be scored only.
         cause: why k is 0, as far as it was said; a key of `causes.CAUSES`.
         drafted: what the paid drafter drafts.
+        caught_up: tokens that it read because it was behind.
         drafts: what is verified, at most k tokens.
         first_row, run: where it is in a forward, and which run of the target's step that was.
         logits: raw logits after the last input and after each draft, float32 of shape (k + 1, V);
@@ -62,6 +63,7 @@ class Round:
     shadow: int = 0
     cause: str = "nothing_offered"
     drafted: list[int] = field(default_factory=list)
+    caught_up: int = 0
     drafts: list[int] = field(default_factory=list)
     first_row: int = 0
     run: int = 0
@@ -120,8 +122,20 @@ class Round:
     @property
     def paid_ceiling(self) -> int:
         """Largest k that the paid drafter may be asked for."""
-        drafter = self.request.paid_drafter
-        return 0 if drafter is None else min(self.ceiling, drafter.max_k)
+        request = self.request
+        drafter = request.paid_drafter
+        if drafter is None:
+            return 0
+        most = min(self.ceiling, drafter.max_k)
+        if most and hasattr(drafter, "room"):
+            most = min(most, drafter.room(len(request.sequence.token_ids)))
+        return most
+
+    @property
+    def behind(self) -> int:
+        """Tokens that the paid drafter has to read first, besides what every draft reads."""
+        behind = getattr(self.request.paid_drafter, "behind", None)
+        return 0 if behind is None else int(behind(self.request.sequence.token_ids))
 
     @property
     def may_draft(self) -> bool:
@@ -162,6 +176,7 @@ class Round:
             paid_ceiling=self.paid_ceiling,
             request=request.number,
             fixed_k=None if request.fixed_k is None else fixed_width,
+            behind=self.behind,
         )
 
     def outcome(self, now: float) -> RoundOutcome:
@@ -177,10 +192,11 @@ class Round:
             round_s=now - request.stats.boundary_s,
             request=request.number,
             context_len=self.context_len,
-            shadow=self.shadow,
+            shadow=len(self.drafted) if self.shadow else 0,
             scores=request.scoring.emitted(self.emitted),
             shadow_scores=request.shadows.emitted(self.emitted),
             fixed=request.fixed_k is not None,
+            caught_up=self.caught_up,
         )
 
 

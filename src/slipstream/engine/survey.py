@@ -12,7 +12,9 @@ from slipstream.engine.calibrate import (
     idle_forwards,
     room,
     row_counts,
+    teach_drafts,
     time_drafts,
+    time_reading,
     time_rows,
 )
 from slipstream.engine.engine import Engine
@@ -88,8 +90,9 @@ def survey(
                 tick=tick,
             )
             if target.head is not None and context_len == contexts[0]:
-                for k, seconds in time_drafts(forwards, target.head, policy.max_k).items():
-                    policy.cost.drafting.calibrate(k, seconds)
+                drafts_s = time_drafts(forwards, target.head, policy.max_k)
+                reading_s = time_reading(target.head, drafts_s.get(1, 0.0))
+                teach_drafts(policy.cost.drafting, drafts_s, reading_s)
         progress(stage, 1.0)
         policy.cost.verify.drop({octave_of(context_len)})  # other contexts stay as they are known
         calibrate(policy, timed, context_len)

@@ -8,7 +8,9 @@ from functools import partial
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.assistant import AssistantHead
+from slipstream.drafters.base import Head
 from slipstream.engine.budget import RowBudget
+from slipstream.engine.draft_model import DraftSource, build_draft_model
 from slipstream.engine.memory import MemoryPlan, plan_memory
 from slipstream.engine.pages import pages_for
 from slipstream.engine.round import padding_multiple
@@ -31,8 +33,10 @@ class Target:
     Attributes:
         max_model_len: prompt and output tokens of a sequence at most.
         plan: how the device's memory is shared out, None where it is the system's own.
-        head: what drafts from this target's own state, None for nothing.
+        head: what drafts for all sequences in one call, an assistant or a draft model; None for
+            nothing.
         head_bytes: weights of the head.
+        draft_arch: shape of a draft model, None without one.
     """
 
     arch: Arch
@@ -41,8 +45,9 @@ class Target:
     step: Step
     max_model_len: int
     plan: MemoryPlan | None = None
-    head: AssistantHead | None = None
+    head: Head | None = None
     head_bytes: int = 0
+    draft_arch: Arch | None = None
 
     @property
     def kv_token_bytes(self) -> int:
@@ -51,6 +56,13 @@ class Target:
             return self.plan.page_bytes // PAGE_SIZE
         return self.arch.kv_width * KV_ITEM_BYTES
 
+    @property
+    def draft_kv_token_bytes(self) -> int:
+        """The same of a draft model, 0 without one."""
+        if self.plan is not None:
+            return self.plan.draft_page_bytes // PAGE_SIZE
+        return 0 if self.draft_arch is None else self.draft_arch.kv_width * KV_ITEM_BYTES
+
 
 def build_target(
     arch: Arch,
@@ -58,11 +70,13 @@ def build_target(
     load_weights: Callable[[Backend], DecoderWeights],
     config: EngineConfig,
     assistant: HeadCheckpoint | None = None,
+    draft: DraftSource | None = None,
 ) -> Target:
     """Load weights onto a back end, take KV pages, compile the forward.
 
     Args:
         assistant: a drafter's checkpoint, whose weights come onto the back end as well.
+        draft: a draft model, likewise, with as many pages as the target; not beside an assistant.
 
     Raises:
         ConfigError: max_model_len is beyond what the model was trained for, or max_batch_rows too
@@ -78,33 +92,40 @@ def build_target(
     pad_to = padding_multiple(config)
     max_rows = -(-budget.rows // pad_to) * pad_to
     weights = load_weights(backend)
-    plan, head, head_weights = None, None, None
+    plan: MemoryPlan | None = None
+    head: Head | None = None
+    head_weights, draft_weights = None, None
     target_bytes = backend.weight_bytes()
     if assistant is not None:
         head_weights = pack_assistant(backend, assistant, weights)
+    elif draft is not None:
+        draft_weights = draft.load_weights(backend)
     head_bytes = backend.weight_bytes() - target_bytes
     kept_layers = () if assistant is None else assistant.head.feature_layers
     memory: DeviceMemory | None = getattr(backend, "memory", None)
     num_pages = pages_for(config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs))
     if memory is not None:
+        # Kept streams are buffers that no other layer takes.
+        kept_bytes = len(set(kept_layers)) * max_rows * arch.hidden_size * 4
+        if draft is not None:
+            kept_bytes = memory.workspace_bytes(
+                draft.arch,
+                max_rows=draft.max_rows(config),
+                max_logits=config.max_num_seqs,
+                max_len=draft.max_len(max_model_len),
+            )
         plan = plan_memory(
             memory,
             arch,
             config,
             weights_bytes=target_bytes,
-            # Kept streams are buffers that no other layer takes.
-            drafter_bytes=head_bytes + len(set(kept_layers)) * max_rows * arch.hidden_size * 4,
+            drafter_bytes=head_bytes + kept_bytes,
+            draft_page_bytes=0 if draft is None else memory.page_bytes(draft.arch),
             max_model_len=max_model_len,
             max_rows=max_rows,
         )
         num_pages = plan.num_pages
-    try:
-        kv = backend.kv_cache(arch, num_pages, max_model_len)
-    except MemoryError as error:
-        raise CapacityError(
-            f"the system grants no memory for the KV of {num_pages * PAGE_SIZE} tokens",
-            hint="lower kv_tokens, or max_num_seqs and max_model_len, which it comes from",
-        ) from error
+    kv = _take_pages(backend, arch, num_pages, max_model_len, "")
     step = backend.compile(
         lambda ops: forward(ops, arch, weights, kv, kept_layers=kept_layers),
         max_rows=max_rows,
@@ -112,6 +133,17 @@ def build_target(
     )
     if assistant is not None and head_weights is not None:
         head = _build_head(backend, assistant, head_weights, kv, step, config, max_model_len)
+    elif draft is not None and draft_weights is not None:
+        draft_len = draft.max_len(max_model_len)
+        head = build_draft_model(
+            draft,
+            draft_weights,
+            _take_pages(backend, draft.arch, num_pages, draft_len, "draft model's "),
+            backend,
+            config,
+            vocab_size=arch.vocab_size,
+            max_model_len=max_model_len,
+        )
     return Target(
         arch=arch,
         backend=backend,
@@ -121,7 +153,18 @@ def build_target(
         plan=plan,
         head=head,
         head_bytes=head_bytes,
+        draft_arch=None if draft is None else draft.arch,
     )
+
+
+def _take_pages(backend: Backend, arch: Arch, num_pages: int, max_len: int, whose: str) -> KVCache:
+    try:
+        return backend.kv_cache(arch, num_pages, max_len)
+    except MemoryError as error:
+        raise CapacityError(
+            f"the system grants no memory for the {whose}KV of {num_pages * PAGE_SIZE} tokens",
+            hint="lower kv_tokens, or max_num_seqs and max_model_len, which it comes from",
+        ) from error
 
 
 def _build_head(

@@ -135,6 +135,7 @@ class RoundTotals:
         riding, kv = step.prefill_rows, own_kv + step.prefill_kv
         paid = [part.k if part.paid else 0 for part in rounds]
         draft_s = cost.drafting.peek_s(batch) + cost.drafting.drafting_s(paid)
+        draft_s += cost.drafting.catch_up_s(sum([part.caught_up for part in rounds]))
         round_s = cost.round_s(batch + drafted + riding, kv, draft_s)
         if round_s is not None and not riding:
             for k in widths:

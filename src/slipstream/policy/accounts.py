@@ -52,8 +52,10 @@ class Accounts:
             return  # nothing drafts before a classic step was timed
         riding, fixed_s = outcome.riding_rows, 0.0
         base_s = self._cost.step_value_s(batch, riding, kv, outcome.prefill_kv, classic_s)
-        if riding:
-            fixed_s = self._cost.drafting.drafting_s(outcome.fixed_drafts)
+        if riding or outcome.fixed_caught_up:
+            drafting = self._cost.drafting
+            fixed_s = drafting.drafting_s(outcome.fixed_drafts)
+            fixed_s += drafting.catch_up_s(outcome.fixed_caught_up)
             base_s += fixed_s
         chosen = [part for part in outcome.rounds if not part.fixed]
         drafted = any(part.k for part in chosen)

@@ -27,6 +27,8 @@ class RoundView:
         request: which request it is; state is kept under it until the policy forgets it.
         fixed_k: what the request drafts whatever the policy thinks, as far as it fits; 0 where it
             is not to draft, None where the policy decides.
+        behind: tokens that the paid drafter has to read before it can draft, besides what every
+            draft reads.
     """
 
     remaining: int
@@ -36,6 +38,7 @@ class RoundView:
     paid_ceiling: int | None = None
     request: int = 0
     fixed_k: int | None = None
+    behind: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class RoundOutcome:
             an emitted token was compared with, and whether they agree.
         shadow_scores: the same of the paid drafter's shadows.
         fixed: k was not the policy's choice: it is learned from, and no budget pays for it.
+        caught_up: tokens that the paid drafter read in this step because it was behind.
     """
 
     k: int
@@ -90,6 +94,7 @@ class RoundOutcome:
     shadow_scores: tuple[tuple[int, bool], ...] = ()
     fixed: bool = False
     paid: bool = False
+    caught_up: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,7 @@ class StepView:
         max_draft_rows: drafted rows that the forward has room for, beside those of fixed widths;
             None for no limit.
         fixed_drafts: which of the fixed widths the paid drafter drafts; the policy fills it in.
+        fixed_behind: tokens that it has to read for them first; likewise.
     """
 
     rounds: Sequence[RoundView]
@@ -110,6 +116,7 @@ class StepView:
     prefill_kv: int = 0
     max_draft_rows: int | None = None
     fixed_drafts: Sequence[int] = ()
+    fixed_behind: int = 0
 
     @property
     def riding_rows(self) -> int:
@@ -149,6 +156,11 @@ class StepOutcome:
     def fixed_drafts(self) -> list[int]:
         """As in the view."""
         return [part.k for part in self.rounds if part.fixed and part.paid]
+
+    @property
+    def fixed_caught_up(self) -> int:
+        """Tokens that the paid drafter read because it was behind, for fixed widths."""
+        return sum([part.caught_up for part in self.rounds if part.fixed])
 
     @property
     def riding_rows(self) -> int:

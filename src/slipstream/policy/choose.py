@@ -105,8 +105,18 @@ class MeasuredPolicy:
         if not any([part.fixed_k for part in view.rounds]):  # noqa: C419 - in every step
             return self._choose(view)
         fixed = [self._fixed(part) for part in view.rounds]
-        drafts = [each.k for each in fixed if each is not None and each.paid]
-        decisions = self._choose(replace(view, fixed_drafts=drafts))
+        paid = [
+            (each.k, part.behind)
+            for each, part in zip(fixed, view.rounds, strict=True)
+            if each is not None and each.paid
+        ]
+        decisions = self._choose(
+            replace(
+                view,
+                fixed_drafts=[k for k, _ in paid],
+                fixed_behind=sum([behind for _, behind in paid]),
+            )
+        )
         return [own or decision for own, decision in zip(fixed, decisions, strict=True)]
 
     def _choose(self, view: StepView) -> list[Decision]:
@@ -328,7 +338,9 @@ class MeasuredPolicy:
             Decision(
                 k=0,
                 reason=reason,
-                shadow=self._explorer.shadow(plan, state, limit.paid, kv, self.rounds),
+                shadow=self._explorer.shadow(
+                    plan, state, limit.paid, kv, self.rounds, behind=part.behind
+                ),
             )
-            for state, limit in zip(states, limits, strict=True)
+            for part, state, limit in zip(view.rounds, states, limits, strict=True)
         ]

@@ -2,8 +2,10 @@
 
 Lookups take the same whatever is found and are done before k is chosen. A paid drafter works token
 by token, and may draft for several sequences at once for less than it would take for each alone, so
-its times are kept by how many drafted together. The policy's own time is kept too: an engine that
-never drafts would not spend it, so the loss budget pays for it as for everything else.
+its times are kept by how many drafted together. One with a KV of its own first reads what it has
+not seen, the prompt or what came while it paused: that is a part of what drafting costs now, and is
+kept by the token. The policy's own time is kept too: an engine that never drafts would not spend
+it, so the loss budget pays for it as for everything else.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from slipstream.types import MAX_K
 WORST_DRAFT = 1.5
 # One drafted token of a drafter that was never timed, in classic steps, at worst.
 UNTIMED_DRAFT = 0.5
+# Tokens that a drafter must have read in a step for its time to say what one takes: what few add
+# is less than what drafting itself varies by.
+LEAST_READ = 8
 # One sample of the policy's own time may add this many times the mean to it: what a first call
 # takes says nothing about the next one.
 DECISION_JUMP = 1.0
@@ -34,6 +39,7 @@ class DraftCost:
         self._peek: Level | None = None  # of one sequence
         self._drafts: dict[int, dict[int, Level]] = {}  # by sequences and k, of one sequence
         self._times: dict[int, list[float]] = {}  # by sequences, as far as they were asked for
+        self._reading: Level | None = None  # of one token that a drafter is behind by
         self._has_drafted = False  # a drafter may take no time at all
         self._decisions: dict[int, tuple[Mean, Mean]] = {}  # choosing and observing, by batch
 
@@ -58,7 +64,10 @@ class DraftCost:
         lengths = [part.k if part.paid else part.shadow for part in outcome.rounds]
         drafted = sum(lengths)
         self._has_drafted = self._has_drafted or drafted > 0
-        if drafted and outcome.draft_s > 0.0:
+        caught_up = sum([part.caught_up for part in outcome.rounds])
+        if caught_up:  # how much of the time was drafting is not known then
+            self._read(outcome.draft_s, lengths, caught_up, now)
+        elif drafted and outcome.draft_s > 0.0:
             num = len([k for k in lengths if k])
             for k in set(lengths) - {0}:
                 self._add(num, k, outcome.draft_s * k / drafted, now)
@@ -67,6 +76,10 @@ class DraftCost:
         """Take in the drafting of k tokens for each of `num` sequences, timed outside serving."""
         self._has_drafted = True
         self._add(num, k, seconds / num, 0)
+
+    def calibrate_reading(self, seconds: float) -> None:
+        """Take in what one token takes that is read to catch up, timed outside serving."""
+        self._reading = Level(seconds, 0, 0)
 
     def peek_s(self, batch: int) -> float:
         """Return what lookups for a batch take, whatever is then verified."""
@@ -93,20 +106,31 @@ class DraftCost:
         times = self.times(len(drafting)) if drafting else NOTHING
         return sum([times[k] for k in drafting])
 
-    def worst_s(self, widths: Sequence[int], classic_s: float) -> float:
+    def catch_up_s(self, behind: int) -> float:
+        """Return what reading that many tokens takes before anything can be drafted.
+
+        A token that is read beside others takes no more than one that is drafted.
+        """
+        if not behind:
+            return 0.0
+        return behind * (self.times(1)[1] if self._reading is None else self._reading.seconds)
+
+    def worst_s(self, widths: Sequence[int], classic_s: float, behind: int = 0) -> float:
         """Return what drafting for a batch may take at worst.
 
         Args:
             classic_s: a classic step, which an untimed drafter is measured by.
+            behind: tokens that it has to read first, for all sequences.
         """
         if self._has_drafted:
-            return WORST_DRAFT * self.drafting_s(widths)
-        return UNTIMED_DRAFT * sum(widths) * classic_s
+            return WORST_DRAFT * (self.drafting_s(widths) + self.catch_up_s(behind))
+        return UNTIMED_DRAFT * (sum(widths) + behind) * classic_s
 
     def state(self) -> dict[str, list[list[float]]]:
         """Return everything that was measured of drafters, as JSON values."""
         return {
             "peek": [] if self._peek is None else [self._peek.state()],
+            "reading": [] if self._reading is None else [self._reading.state()],
             "draft": [
                 [num, k, *level.state()]
                 for num, levels in sorted(self._drafts.items())
@@ -119,6 +143,8 @@ class DraftCost:
         self._drafts.clear()
         self._times.clear()
         self._peek = Level.restored(state["peek"][0]) if state["peek"] else None
+        reading = state.get("reading")  # which profiles of drafters that never read lack
+        self._reading = Level.restored(reading[0]) if reading else None
         for num, k, *level in state["draft"]:
             self._drafts.setdefault(int(num), {})[int(k)] = Level.restored(level)
             self._has_drafted = True
@@ -130,6 +156,19 @@ class DraftCost:
         else:
             levels[k] = Level(seconds, 0, now)
         self._times.clear()
+
+    def _read(self, draft_s: float, lengths: Sequence[int], caught_up: int, now: int) -> None:
+        """Learn what a token takes that was read, from what drafting left of a step's time."""
+        if caught_up < LEAST_READ:
+            return
+        if self._drafts:
+            seconds = max(draft_s - self.drafting_s(lengths), 0.0) / caught_up
+        else:
+            seconds = draft_s / (caught_up + sum(lengths))
+        if self._reading is None:
+            self._reading = Level(seconds, 0, now)
+        else:
+            self._reading.add(seconds, 0, now)
 
     def _work_out(self, num: int) -> list[float]:
         """Return the times of a number of sequences, those of the nearest one that was seen.

@@ -35,6 +35,10 @@ STALE_DISCOUNT = 0.8
 SHADOW_SHARE = 0.5
 # Rounds between shadows while a drafter's time is unknown.
 SHADOW_UNTIMED = 64
+# The same where nothing is owed and a drafter has to read first. The longer it is left alone the
+# more it has to read, so half of the leak may never pay for it: then the budget does, of which at
+# least half is left, and all of the leak pays that back.
+SHADOW_READING = 64
 
 
 class Explorer:
@@ -60,7 +64,7 @@ class Explorer:
         verify, batch = self._cost.verify, len(states)
         if waited < PROBE_EVERY and self._all_measured(batch, limits):
             return None
-        taken = self._options(plan, states, limits, batch, kv_tokens)
+        taken = self._options(plan, view, states, limits, batch, kv_tokens)
         num_rows = sum([option.limit for option in taken])
         order = share_rows(
             [
@@ -110,20 +114,39 @@ class Explorer:
             kv_tokens,
         )
 
-    def shadow(self, plan: Plan, state: RequestState, limit: int, kv_tokens: int, now: int) -> int:
-        """Return how many tokens a paid drafter should draft to be scored, 0 for none."""
+    def shadow(
+        self,
+        plan: Plan,
+        state: RequestState,
+        limit: int,
+        kv_tokens: int,
+        now: int,
+        *,
+        behind: int = 0,
+    ) -> int:
+        """Return how many tokens a paid drafter should draft to be scored, 0 for none.
+
+        Args:
+            behind: tokens that it has to read first.
+        """
         k = min(limit, max(1, plan.top.num_rows // plan.batch))
-        if k == 0 or not state.shadow_due(self.shadow_interval(k, plan.token_s), now):
+        if k == 0:
+            return 0
+        interval = self.shadow_interval(k, plan.token_s, behind)
+        if behind and self._ledger.debt_s <= 0.0:
+            interval = min(interval, SHADOW_READING)
+        if not state.shadow_due(interval, now, dear=behind > 0):
             return 0
         if plan.batch == 1 and not self.could_pay(plan, limit, kv_tokens):
             return 0
-        worst_s = self._cost.drafting.worst_s([k], plan.token_s)
+        worst_s = self._cost.drafting.worst_s([k], plan.token_s, behind)
         fits = self._ledger.debt_s + worst_s <= 0.5 * self._ledger.capacity_steps * plan.classic_s
         return k if fits else 0
 
-    def shadow_interval(self, k: int, token_s: float) -> int:
+    def shadow_interval(self, k: int, token_s: float, behind: int = 0) -> int:
         """Return the rounds between shadows of k tokens that half of the leak pays for."""
-        draft_s = self._cost.drafting.times(1)[k]
+        drafting = self._cost.drafting
+        draft_s = drafting.times(1)[k] + drafting.catch_up_s(behind)
         if draft_s <= 0.0:  # not timed yet, or nothing to speak of
             return SHADOW_UNTIMED
         return max(1, math.ceil(draft_s / (SHADOW_SHARE * self._ledger.rho * token_s)))
@@ -141,6 +164,7 @@ class Explorer:
     def _options(
         self,
         plan: Plan,
+        view: StepView,
         states: Sequence[RequestState],
         limits: Sequence[Limits],
         rows: int,
@@ -149,7 +173,8 @@ class Explorer:
         """Return what each sequence is tried with: alone in its step, what its plan settled on."""
         if plan.batch == 1:
             limits = [Limits(0, limits[0].paid) if plan.paid[0] else Limits(limits[0].free, 0)]
-        return preferred(self._cost, states, limits, rows, kv_tokens, plan.token_s)
+        token_s = plan.token_s
+        return preferred(self._cost, view.rounds, states, limits, rows, kv_tokens, token_s)
 
     def _all_measured(self, batch: int, limits: Sequence[Limits]) -> bool:
         verify = self._cost.verify

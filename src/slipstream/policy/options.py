@@ -3,6 +3,9 @@
 Each has its own record of acceptance and its own price. Alone in its step a sequence is planned
 with both, and the faster plan wins. In a batch, rows are shared out among sequences by survival, so
 each must have settled on one before: on that which makes the most of its rows.
+
+A paid drafter that is behind has to read first. That is paid once and serves all rounds that
+follow, so a plan spreads it over some of them; the loss budget is asked for all of it at once.
 """
 
 from __future__ import annotations
@@ -10,10 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slipstream.policy.acceptance import Acceptances
+from slipstream.policy.acceptance import Acceptance, Acceptances
+from slipstream.policy.base import RoundView
 from slipstream.policy.draft_cost import NOTHING
 from slipstream.policy.request_state import RequestState
 from slipstream.policy.round_cost import RoundCost
+
+# Rounds that catching up is spread over, as far as the request's own limit leaves so many. Text
+# changes within a few dozen rounds (`SLOW_TRIALS` drafts), so no more are counted on.
+CATCH_UP_ROUNDS = 32
 
 
 class Limits(NamedTuple):
@@ -44,11 +52,16 @@ def options(
     acceptance: Acceptances,
     limits: Limits,
     draft_times: Sequence[float],
+    *,
+    catch_up_s: float = 0.0,
+    remaining: int = 1 << 30,
 ) -> list[Option]:
     """Return what a sequence may draft, the free drafter's offer first.
 
     Args:
         draft_times: of the paid drafter.
+        catch_up_s: seconds that it reads before it can draft.
+        remaining: tokens that the request may still emit.
     """
     found = []
     if limits.free:
@@ -56,12 +69,15 @@ def options(
         found.append(Option(free.survival, free.expected, limits.free, NOTHING, False))
     if limits.paid:
         paid = acceptance.paid
+        if catch_up_s:
+            draft_times = _with_catch_up(draft_times, catch_up_s, remaining, paid)
         found.append(Option(paid.survival, paid.expected, limits.paid, draft_times, True))
     return found
 
 
 def preferred(
     cost: RoundCost,
+    rounds: Sequence[RoundView],
     states: Sequence[RequestState],
     limits: Sequence[Limits],
     rows: int,
@@ -78,8 +94,14 @@ def preferred(
     draft_times = cost.drafting.times(num_paid) if num_paid else NOTHING
     row_s: float | None = None
     taken = []
-    for state, limit in zip(states, limits, strict=True):
-        found = options(state.acceptance, limit, draft_times)
+    for part, state, limit in zip(rounds, states, limits, strict=True):
+        found = options(
+            state.acceptance,
+            limit,
+            draft_times,
+            catch_up_s=cost.drafting.catch_up_s(part.behind),
+            remaining=part.remaining,
+        )
         if len(found) > 1:
             if row_s is None:
                 row_s = _row_s(cost, rows, sum([max(each) for each in limits]), kv_tokens)
@@ -99,6 +121,16 @@ def better_is_paid(acceptance: Acceptances, limits: Limits, k: int) -> bool:
 
 
 _NOTHING = Option((), NOTHING, 0, NOTHING, False)
+
+
+def _with_catch_up(
+    draft_times: Sequence[float], catch_up_s: float, remaining: int, acceptance: Acceptance
+) -> list[float]:
+    """Return draft times with a share of catching up, for the rounds that may still come."""
+    return [0.0] + [
+        seconds + catch_up_s / max(1.0, min(CATCH_UP_ROUNDS, remaining / (1.0 + expected)))
+        for seconds, expected in zip(draft_times[1:], acceptance.expected[1:], strict=True)
+    ]
 
 
 def _gain_s(option: Option, token_s: float, row_s: float) -> float:

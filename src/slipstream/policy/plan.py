@@ -90,6 +90,7 @@ def plan_step(
     fixed_s = cost.overhead_s + cost.drafting.peek_s(batch)
     if riding:
         riding_s = cost.drafting.drafting_s(view.fixed_drafts)
+        riding_s += cost.drafting.catch_up_s(view.fixed_behind)
         base_s += riding_s
         fixed_s += riding_s
     token_s = classic_s / batch
@@ -97,7 +98,14 @@ def plan_step(
     if batch == 1:
         found: tuple[Best, Best] | None = None
         picked = False
-        for option in options(states[0].acceptance, limits[0], cost.drafting.times(1)):
+        part = view.rounds[0]
+        for option in options(
+            states[0].acceptance,
+            limits[0],
+            cost.drafting.times(1),
+            catch_up_s=cost.drafting.catch_up_s(part.behind),
+            remaining=part.remaining,
+        ):
             limit = option.limit if most is None else min(option.limit, most)
             best = _one(cost, option, limit, rows, kv_tokens, base_s, token_s, fixed_s, bar)
             if found is None or _beats(best, found):
@@ -107,7 +115,7 @@ def plan_step(
         (chosen, top), paid = found, [picked]
         widths = [chosen.num_rows]
     else:
-        taken = preferred(cost, states, limits, rows, kv_tokens, token_s)
+        taken = preferred(cost, view.rounds, states, limits, rows, kv_tokens, token_s)
         num_rows = sum([option.limit for option in taken])
         order = share_rows(
             [option.survival for option in taken],
@@ -147,10 +155,14 @@ def make_plan(
         riding, kv_own = view.riding_rows, kv_tokens - view.prefill_kv
         value_s = cost.step_value_s(batch, riding, kv_own, view.prefill_kv)
         drafts = [k if is_paid else 0 for k, is_paid in zip(widths, paid, strict=True)]
+        behind = sum([part.behind for part, k in zip(view.rounds, drafts, strict=True) if k])
         if riding:
             value_s += cost.drafting.drafting_s(view.fixed_drafts)
+            value_s += cost.drafting.catch_up_s(view.fixed_behind)
             drafts += view.fixed_drafts
-        worst_s = cost.worst_s(batch + riding + chosen.num_rows, kv_tokens, drafts, classic_s)
+            behind += view.fixed_behind
+        num_rows = batch + riding + chosen.num_rows
+        worst_s = cost.worst_s(num_rows, kv_tokens, drafts, classic_s, behind)
     token_s = classic_s / batch
     shown = chosen if chosen.num_rows else top
     round_s = (base_s + shown.gain * token_s) / shown.speedup if shown.num_rows else base_s

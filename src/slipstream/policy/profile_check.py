@@ -39,6 +39,8 @@ def is_sound(state: Any) -> bool:
         all(_rows(cost.get(name), _BY_ROWS) for name in ("verify", "classic"))
         and _rows(cost.get("peek"), _LEVEL)
         and len(cost["peek"]) <= 1
+        and _rows(cost.get("reading", []), (_SPAN, _TOKENS, _SPAN, _WEIGHT))
+        and len(cost.get("reading", [])) <= 1
         and _rows(cost.get("draft"), _DRAFT)
         and _rows(cost.get("overheads"), (_SPAN, _WEIGHT))
         and len(cost["overheads"]) == 2

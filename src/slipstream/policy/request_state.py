@@ -24,6 +24,7 @@ class RequestState:
         shadowed_at: the round in which a proposal of its was last scored from its first token.
         hurried: whether that token was right, so that the next shadow is due soon.
         context_len: as last seen.
+        started_at: the round in which it began.
     """
 
     acceptance: Acceptances
@@ -33,12 +34,13 @@ class RequestState:
     shadowed_at: int = -(1 << 30)
     hurried: bool = False
     context_len: int = 0
+    started_at: int = 0
 
     @classmethod
     def start(cls, pairing: Acceptances, now: int) -> RequestState:
         """Return the state of a request that begins in round `now`, from what its pairing knows."""
         known = (Acceptance(each.chances) for each in pairing)
-        return cls(acceptance=Acceptances(*known), changed_at=now)
+        return cls(acceptance=Acceptances(*known), changed_at=now, started_at=now)
 
     def observe(self, outcome: RoundOutcome, pairing: Acceptances, now: int) -> None:
         """Take in one round, for the request and for its pairing."""
@@ -58,7 +60,12 @@ class RequestState:
             if position == 1:
                 self.shadowed_at, self.hurried = now, hit
 
-    def shadow_due(self, interval: int, now: int) -> bool:
-        """Tell whether a proposal should be drafted to be scored."""
+    def shadow_due(self, interval: int, now: int, *, dear: bool = False) -> bool:
+        """Tell whether a proposal should be drafted to be scored.
+
+        Args:
+            dear: it takes more than drafting, so a request that begins has to earn it first.
+        """
         wait = max(1, interval // SHADOW_HURRY) if self.hurried else interval
-        return now - self.shadowed_at >= wait
+        since = max(self.shadowed_at, self.started_at) if dear else self.shadowed_at
+        return now - since >= wait

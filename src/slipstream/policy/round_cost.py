@@ -159,20 +159,25 @@ class RoundCost:
         return None if forward is None else forward + draft_s + self.overhead_s
 
     def worst_s(
-        self, rows: int, kv_tokens: int, draft_widths: Sequence[int], classic_s: float
+        self,
+        rows: int,
+        kv_tokens: int,
+        draft_widths: Sequence[int],
+        classic_s: float,
+        behind: int = 0,
     ) -> float:
         """Return what a round may take at worst, for ever where nothing was measured.
 
         Args:
             draft_widths: what the paid drafter drafts for each sequence.
             classic_s: a classic step of the same batch.
+            behind: tokens that the paid drafter has to read first.
         """
         forward = self.verify.worst_s(self.padded(rows), kv_tokens)
         if forward is None:
             return math.inf
-        return (
-            forward + self.drafting.worst_s(draft_widths, classic_s) + WORST_HOST * self.overhead_s
-        )
+        drafting_s = self.drafting.worst_s(draft_widths, classic_s, behind)
+        return forward + drafting_s + WORST_HOST * self.overhead_s
 
     def state(self) -> dict[str, list[list[float]]]:
         """Return everything measured as JSON values."""

@@ -26,6 +26,8 @@ class World:
         noise: standard deviation of a round's time, as a share.
         ceiling: largest k.
         free: proposals are there before k is chosen, and are scored while k = 0.
+        read_s: seconds of each token that a paid drafter reads because it was not asked while it
+            came, the prompt included.
     """
 
     forward_s: Callable[[int, int, int], float]
@@ -35,6 +37,7 @@ class World:
     noise: float = 0.02
     ceiling: int = 15
     free: bool = False
+    read_s: float = 0.0
 
     def round_s(self, k: int, context_len: int, now: int) -> float:
         """Return the expected seconds of a round."""
@@ -82,6 +85,7 @@ def run(
     """Let a policy play rounds of one request; rounds are counted from `start`."""
     steps = []
     pending: list[tuple[int, list[bool]]] = []  # proposals to be scored: next index, their hits
+    behind = context_len if world.read_s else 0
     for now in range(start, start + num_rounds):
         view = RoundView(
             remaining=1 << 30,
@@ -90,6 +94,7 @@ def run(
             ceiling=world.ceiling,
             paid_ceiling=0 if world.free else world.ceiling,
             request=request,
+            behind=behind,
         )
         decision = policy.choose(view)
         hits = [rng.random() < chance for chance in world.chances(now)[: world.ceiling]]
@@ -102,7 +107,9 @@ def run(
             pending.append((0, hits[:shadow]))
             scores = [(index + 1, hits[index]) for index, hits in pending if index < len(hits)]
             pending = [(index + 1, hits) for index, hits in pending if any(hits[index : index + 1])]
-        draft_s = world.draft_s(decision.k or decision.shadow)
+        asked = decision.k or decision.shadow
+        caught_up = behind if asked else 0
+        draft_s = world.draft_s(asked) + caught_up * world.read_s
         scale = max(0.5, rng.gauss(1.0, world.noise))
         forward_s = scale * world.forward_s(decision.k + 1, context_len, now)
         round_s = forward_s + draft_s + world.overhead_s
@@ -120,6 +127,7 @@ def run(
                 shadow=decision.shadow,
                 scores=tuple(scores) if world.free else (),
                 shadow_scores=() if world.free else tuple(scores),
+                caught_up=caught_up,
             )
         )
         steps.append(
@@ -132,6 +140,7 @@ def run(
             )
         )
         context_len += accepted + 1
+        behind = 0 if asked or not world.read_s else behind + accepted + 1
     return steps
 
 

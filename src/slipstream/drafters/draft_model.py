@@ -1,0 +1,321 @@
+"""A draft model: a small model of the target's vocabulary that writes ahead of it.
+
+This is speculative decoding as it began (Leviathan, Kalman and Matias 2023, arXiv 2211.17192; Chen
+et al. 2023, arXiv 2302.01318). The model has weights, KV pages and a compiled step of its own, on
+the target's back end; its forwards are those of any target, so its drafts depend neither on
+batch-mates nor on k.
+
+It owns state, so it can fall behind: a prompt is not read before somebody asks for drafts, and what
+other drafters or classic steps emit passes it by. What it has not seen comes first, many rows in
+one forward, and is a part of what drafting costs then. One call reads one chunk at most, so that
+a long prompt holds up nobody; a sequence that is not there yet offers nothing and goes on reading
+the next time.
+
+Rejected drafts need no rollback: their KV lies beyond the length that counts and is written again.
+
+Drafts are picked as the target picks, with its own noise, temperature and cuts (Daliri, Musco and
+Suresh 2024, arXiv 2408.07978): where both distributions agree, so do draft and choice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from slipstream.drafters.base import Ask
+from slipstream.kernels.ops import F32, PAGE_SIZE, Int32, Rows, Step, StepResult
+from slipstream.types import MAX_K
+
+NAME = "draft_model"
+# Rows of a draft's first forward that every sequence has: the anchor, and the draft before it that
+# was accepted and never fed back.
+ORDINARY_ROWS = 2
+
+Pick = Callable[[F32, Ask, int], int]  # the token of a row at a position, below 0 for none
+
+_log = logging.getLogger(__name__)
+
+
+class Pages(Protocol):
+    """The pages of the draft model's KV."""
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody has."""
+
+    def allocate(self, count: int) -> list[int]:
+        """Return zeroed pages, as many as are free at most."""
+
+    def free(self, pages: Sequence[int]) -> None:
+        """Take pages back."""
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """One sequence of a call.
+
+    Attributes:
+        index: its place in the call.
+        tokens: what was drafted so far.
+    """
+
+    index: int
+    ask: Ask
+    k: int
+    own: DraftModelDrafter
+    tokens: list[int] = field(default_factory=list)
+
+
+class DraftModel:
+    """Drafts for all sequences of a target.
+
+    Args:
+        step: its compiled forward, of `chunk` rows and `ORDINARY_ROWS` for each sequence.
+        pages: of its KV.
+        pick: chooses a token of a row as the request's sampler would, without its penalties.
+        vocab_size: ids that both models know are below it.
+        max_len: positions that it knows.
+        max_seqs: sequences that may ask at once.
+        chunk: tokens that one call reads to catch up, of all sequences together.
+
+    Attributes:
+        max_k: the most tokens that it drafts in a round.
+        declined: asks that it offered nothing for, by reason.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        pages: Pages,
+        *,
+        pick: Pick,
+        vocab_size: int,
+        max_len: int,
+        max_seqs: int,
+        chunk: int,
+    ) -> None:
+        self._step, self.pages, self._pick = step, pages, pick
+        self.vocab_size, self.max_len = vocab_size, max_len
+        self._max_seqs, self.chunk = max_seqs, chunk
+        self.max_k = MAX_K
+        self.declined: Counter[str] = Counter()
+
+    def drafter(self) -> DraftModelDrafter:
+        """Return the drafter of one request."""
+        return DraftModelDrafter(self)
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        """Return at most k tokens for each ask, none for one that it declines."""
+        proposals: list[list[int]] = [[] for _ in asks]
+        for first in range(0, len(asks), self._max_seqs):
+            some = asks[first : first + self._max_seqs]
+            for draft in self._draft(self._ready(some)):
+                proposals[first + draft.index] = draft.tokens
+        return proposals
+
+    def _ready(self, asks: Sequence[Ask]) -> list[_Draft]:
+        """Return the asks that can be met, their pages reserved."""
+        ready = []
+        for index, ask in enumerate(asks):
+            own = ask.drafter
+            assert isinstance(own, DraftModelDrafter), "an ask comes from a drafter of this head"
+            own.settle(ask.token_ids)
+            k = min(ask.k, self.max_k, own.room(len(ask.token_ids)))
+            if own.refuses(ask.token_ids):
+                self._decline("a token of the text is not in the draft model's vocabulary")
+            elif k < 1:
+                self._decline("the draft model's context is full")
+            elif not own.reserve(len(ask.token_ids) - 1 + k):
+                self._decline("no KV page is left for the draft model")
+            else:
+                ready.append(_Draft(index, ask, k, own))
+        return ready
+
+    def _draft(self, drafts: list[_Draft]) -> list[_Draft]:
+        """Draft for sequences whose pages are reserved; return those that got anything."""
+        drafting = there = self._read(drafts)
+        while drafting := [draft for draft in drafting if len(draft.tokens) < draft.k]:
+            fed = [(draft, draft.own.feed(), draft.tokens[-1:]) for draft in drafting]
+            drafting = self._pick_all(drafting, self._run(fed, drafting))
+        return there
+
+    def _read(self, drafts: list[_Draft]) -> list[_Draft]:
+        """Read what sequences have not seen, as far as one chunk goes.
+
+        Returns:
+            Those that are there, with their first token.
+        """
+        left = self.chunk
+        parts: list[_Part] = []
+        there = []
+        for draft in drafts:
+            token_ids = draft.ask.token_ids
+            start = min(draft.own.kv_len, len(token_ids) - 1)
+            behind = max(0, len(token_ids) - start - ORDINARY_ROWS)
+            end = len(token_ids) if behind <= left else start + left
+            if end < len(token_ids):
+                self._decline("the draft model is still reading")
+            else:
+                there.append(draft)
+            left -= min(behind, left)
+            if end > start:
+                parts.append((draft, start, token_ids[start:end]))
+                draft.own.read(end)
+        return self._pick_all(there, self._run(parts, there)) if parts else []
+
+    def _run(self, parts: Sequence[_Part], wanted: Sequence[_Draft]) -> StepResult:
+        """Run the model over some tokens of some sequences.
+
+        Args:
+            wanted: those whose last rows' logits are wanted, in the order of `parts`.
+        """
+        token_ids: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        logit_rows: list[int] = []
+        indices = {draft.index for draft in wanted}
+        for number, (draft, start, tokens) in enumerate(parts):
+            token_ids += tokens
+            positions += range(start, start + len(tokens))
+            sequences += [number] * len(tokens)
+            if draft.index in indices:
+                logit_rows.append(len(token_ids) - 1)
+        rows = np.array([token_ids, positions, sequences], np.int32)
+        return self._step(
+            Rows(
+                token_ids=rows[0],
+                positions=rows[1],
+                sequences=rows[2],
+                page_table=page_table([draft.own.pages for draft, _, _ in parts]),
+                logit_rows=np.array(logit_rows, np.int32),
+            )
+        )
+
+    def _pick_all(self, drafts: list[_Draft], result: StepResult) -> list[_Draft]:
+        """Choose the next token of each sequence; return those that have one."""
+        picked = []
+        for row, draft in enumerate(drafts):
+            ask = draft.ask
+            if ask.temperature > 0.0:
+                position = len(ask.token_ids) + len(draft.tokens)
+                token = self._pick(result.logits[row, : self.vocab_size], ask, position)
+            else:
+                token = int(result.argmax[row])
+                if token >= self.vocab_size:  # a padding row of the embedding
+                    token = int(result.logits[row, : self.vocab_size].argmax())
+            if token >= 0:
+                draft.tokens.append(token)
+                draft.own.drafted.append(token)
+                picked.append(draft)
+        return picked
+
+    def _decline(self, reason: str) -> None:
+        self.declined[reason] += 1
+        _log.debug("the draft model declines: %s", reason)
+
+
+_Part = tuple[_Draft, int, Sequence[int]]  # whose tokens, from which position
+
+
+class DraftModelDrafter:
+    """One request's share of a draft model: what of the text its KV holds, and in which pages.
+
+    Attributes:
+        head: what proposes for it.
+        kv_len: positions whose KV is that of the text.
+        drafted: tokens that were drafted behind the text as it was then; the KV of those before the
+            last lies behind `kv_len`.
+        pages: in order of position, int32 of shape (P,).
+    """
+
+    name = NAME
+    free = False
+
+    def __init__(self, head: DraftModel) -> None:
+        self.head = head
+        self.max_k = head.max_k
+        self.kv_len = 0
+        self.drafted: list[int] = []
+        self.pages: Int32 = np.zeros(0, np.int32)
+        self._num_known = 0  # tokens of the text that are in the model's vocabulary
+        self._is_foreign = False
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """Return nothing: drafts of a step are made together, by the head."""
+        return []
+
+    def observe(self, proposed: Sequence[int], accepted: int) -> None:
+        """Learn nothing: what was kept is seen in the text."""
+
+    def release(self) -> None:
+        """Give all pages back and forget the sequence. Safe to call twice."""
+        pages, self.pages = self.pages.tolist(), np.zeros(0, np.int32)
+        self.kv_len = self._num_known = 0
+        self.drafted, self._is_foreign = [], False
+        self.head.pages.free(pages)
+
+    def behind(self, token_ids: Sequence[int]) -> int:
+        """Return the tokens that it has to read first, besides what every draft reads."""
+        self.settle(token_ids)
+        return max(0, len(token_ids) - self.kv_len - ORDINARY_ROWS)
+
+    def room(self, num_tokens: int) -> int:
+        """Return the tokens that it can draft behind so many, 0 where it never will again."""
+        # The last draft is not fed, so it may lie one beyond the tables.
+        return 0 if self._is_foreign else max(0, self.head.max_len - num_tokens + 1)
+
+    def settle(self, token_ids: Sequence[int]) -> None:
+        """Keep the KV of drafts that have become text; let go of it from the first that has not.
+
+        That of the anchor does not count: its logits are wanted, so it is read once more.
+        """
+        drafted, anchor = self.drafted, len(token_ids) - 1
+        while drafted and self.kv_len <= anchor:
+            if drafted[0] != token_ids[self.kv_len]:
+                drafted.clear()
+            elif len(drafted) == 1 or self.kv_len == anchor:
+                break
+            else:
+                del drafted[0]
+                self.kv_len += 1
+
+    def refuses(self, token_ids: Sequence[int]) -> bool:
+        """Tell whether the text has an id that the model has no embedding for."""
+        if not self._is_foreign and self._num_known < len(token_ids):
+            self._is_foreign = max(token_ids[self._num_known :]) >= self.head.vocab_size
+            self._num_known = len(token_ids)
+        return self._is_foreign
+
+    def reserve(self, num_positions: int) -> bool:
+        """Take the pages that so many positions need; False, and none is taken, if they lack."""
+        missing = -(-num_positions // PAGE_SIZE) - len(self.pages)
+        if missing > self.head.pages.num_free:
+            return False
+        if missing > 0:
+            fresh = self.head.pages.allocate(missing)
+            self.pages = np.array([*self.pages.tolist(), *fresh], np.int32)
+        return True
+
+    def read(self, end: int) -> None:
+        """Note that a forward writes the KV of the text up to a position."""
+        self.kv_len = end
+        self.drafted = []
+
+    def feed(self) -> int:
+        """Return where a forward writes the KV of the last draft."""
+        return self.kv_len + len(self.drafted) - 1
+
+
+def page_table(tables: Sequence[Int32]) -> Int32:
+    """Return the pages of some sequences as one table, short ones filled up with page 0."""
+    if len(tables) == 1:
+        return tables[0][None]
+    out = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for index, pages in enumerate(tables):
+        out[index, : len(pages)] = pages
+    return out
