@@ -155,8 +155,8 @@ def choose_assistant(
 ) -> tuple[Assistant | None, str]:
     """Return the assistant that a config asks for, None for none, and what tells it apart.
 
-    "auto" takes the one that is shipped for the target, on the cpu: on a GPU its drafts were never
-    measured. One that is damaged is no reason not to start then: one line in the log says so.
+    "auto" takes the one that is shipped for the target, but on the reference, which is slow as it
+    is. One that is damaged is no reason not to start then: one line in the log says so.
 
     Args:
         fingerprint: the target's.
@@ -166,7 +166,7 @@ def choose_assistant(
         MismatchError: it was made for another target.
     """
     is_auto = config.drafter == "auto"
-    if is_auto and backend.name != "cpu":
+    if is_auto and backend.name == "reference":
         return None, ""
     if config.drafter in ("auto", "assistant"):
         folder = shipped_assistant(fingerprint)
