@@ -6,12 +6,16 @@ replayed in turns, round after round, so that a clock that drifts favours none. 
 bytes of the packed weight at the bandwidth of a device-to-device copy in the same run. torch's int4
 kernel and a bf16 `torch.mm` multiply the same shapes in the same way.
 
-    python benchmarks/cuda_linear.py [--quick] [--shapes 4096x4096] [--json FILE]
+With --teams, the ways for teams of warps to share a matrix out instead, each beside `multirow` with
+its inputs in registers.
+
+    python benchmarks/cuda_linear.py [--quick] [--teams] [--shapes 4096x4096] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import platform
@@ -31,7 +35,9 @@ from shapes import packed_layout
 from slipstream.kernels.cuda import compiler
 from slipstream.kernels.cuda.bandwidth import copy_bandwidth
 from slipstream.kernels.cuda.linear import TILE_ROWS, CudaWeight, Segment, linear
+from slipstream.kernels.cuda.linear_builds import choose_rows_build
 from slipstream.kernels.cuda.linear_kernels import LinearKernels
+from slipstream.kernels.cuda.linear_teams import team_builds
 from slipstream.models.loading.names import cache_dir
 
 Key = TypeVar("Key")
@@ -49,6 +55,8 @@ MAX_SETS = 48
 ROUNDS, REPLAYS = 5, 3  # timed: every graph three times, five times over
 WARM_UP_S = 0.1  # of replays before: the clocks of an idle device take a while to rise
 PREFILL_ROWS = (32, 64, 128, 256)
+TEAM_ROWS = {1: (1, 8), 2: (16,), 3: (24,), 4: (32, 64, 256)}  # by tiles of a build
+TEAM_STAGES = (4, 8)  # of the ring
 
 
 def _timed(action: Callable[[], object]) -> float:
@@ -169,6 +177,43 @@ def torch_times(n: int, k: int, x: torch.Tensor) -> dict[str, dict[int, float]]:
     return {name: {r: t * 1e6 for r, t in found.items()} for name, found in times.items()}
 
 
+def measure_teams(n: int, k: int) -> dict[str, Any]:
+    """Time one shape by every build of teams, in microseconds by build and rows."""
+    probe = random_weights(n, k, 1)[0]
+    weights = random_weights(n, k, max(2, min(MAX_SETS, ROTATION_BYTES // probe.num_bytes)))
+    (segment,) = weights[0].segments
+    kernels, device = segment.kernels, compiler.current_device()
+    most = max(max(rows) for rows in TEAM_ROWS.values())
+    x = torch.randn(most, k, device="cuda").bfloat16()
+    out = torch.empty(most, n, device="cuda")
+
+    def packed(i: int) -> torch.Tensor:
+        return weights[i].segments[0].packed
+
+    calls: dict[tuple[str, int], Callable[[int], object]] = {}
+    for rows in (1, 8, 16, 24, 32):
+        build = choose_rows_build(segment.layout, device, rows)
+        calls["in registers", rows] = lambda i, rows=rows, build=build: kernels.multirow(
+            packed(i), x, out, None, rows, one_row=False, build=build
+        )
+    for team in team_builds(segment.layout, device):
+        for stages in TEAM_STAGES:
+            team = dataclasses.replace(team, stages=stages)
+            if not team.fitting_stages(segment.layout, device):
+                continue
+            name = f"{team.blocks} blocks, {team.teams} teams, {stages} stages"
+            for rows in TEAM_ROWS[team.tiles]:
+                calls[name, rows] = lambda i, rows=rows, team=team: kernels.teams(
+                    packed(i), x, out, None, rows, team
+                )
+    us: dict[str, dict[int, float]] = {}
+    for (name, rows), seconds in time_all(calls, len(weights)).items():
+        us.setdefault(name, {})[rows] = seconds * 1e6
+    for name, by_rows in us.items():
+        print(f"{n:>6} x {k:<6} {name:30}", "  ".join(f"{r}: {t:.1f}" for r, t in by_rows.items()))
+    return {"n": n, "k": k, "us": us}
+
+
 def print_shape(result: dict[str, Any]) -> None:
     """Print one shape's lines."""
     us, ratio = result["us"], result["times_1_row"]
@@ -196,6 +241,7 @@ def main() -> None:
     """Measure, print the table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few rows, no torch kernels")
+    parser.add_argument("--teams", action="store_true", help="builds of teams of warps")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
     parser.add_argument("--json", type=Path, help="also write the line here")
     options = parser.parse_args()
@@ -204,8 +250,11 @@ def main() -> None:
     results = []
     for shape in options.shapes.split(","):
         n, k = map(int, shape.split("x"))
-        results.append(measure_shape(n, k, copy_rate, quick=options.quick))
-        print_shape(results[-1])
+        if options.teams:
+            results.append(measure_teams(n, k))
+        else:
+            results.append(measure_shape(n, k, copy_rate, quick=options.quick))
+            print_shape(results[-1])
         torch.cuda.empty_cache()
     line = json.dumps(
         {

@@ -7,7 +7,7 @@ must read, weights and KV, at the bandwidth of a device-to-device copy in the sa
 Every time is the median wall time of steps that each change their inputs, as decoding does.
 
     python benchmarks/cuda_step.py [--shape 12b] [--quick] [--kernels auto gemv multirow tile]
-        [--trace FILE] [--json FILE]
+        [--parts classic batch surface trace engine rows] [--pairs 40] [--trace FILE] [--json FILE]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 ROWS = (*range(1, 17), 24, 32)
 TILES = (16, 32, 64, 128)
 REPEATS = 21
+PARTS = ("classic", "batch", "surface", "trace", "engine", "rows")
+RESAMPLES = 2000
 
 
 def rows_of(num_seqs: int, each: int, context: int, *, shift: int = 0, pad_to: int = 1) -> Rows:
@@ -143,7 +145,15 @@ class _Numbers:
         return ""
 
 
-def engines(target: Target, config: EngineConfig, tokens: int) -> dict[str, Any]:
+def paired_ratio(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of second / first over pairs, and its 95 % interval by resampling."""
+    ratios = np.array(second) / np.array(first)
+    draw = np.random.default_rng(0).integers(0, len(ratios), (RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(ratios[draw], axis=1), (2.5, 97.5))
+    return float(np.median(ratios)), float(low), float(high)
+
+
+def engines(target: Target, config: EngineConfig, tokens: int, pairs: int) -> dict[str, Any]:
     """Return what an engine makes of k = 0 and of drafts that are sometimes wrong."""
     from slipstream.drafters.scripted import ScriptedDrafter, ScriptedSpec
 
@@ -163,13 +173,20 @@ def engines(target: Target, config: EngineConfig, tokens: int) -> dict[str, Any]
     def scripted() -> Any:
         return ScriptedDrafter([script], spec, vocab_size=target.arch.vocab_size)
 
-    plain, zero = [], []
-    for _ in range(5):  # by turns, so that a clock that moves moves both
-        plain.append(run(None, "off")[1])
-        zero.append(run(scripted, 0)[1])
+    plain: list[float] = []
+    zero: list[float] = []
+    for pair in range(pairs):  # each first as often: a clock that moves moves both
+        for arm in (0, 1) if pair % 2 else (1, 0):
+            if arm:
+                zero.append(run(scripted, 0)[1])
+            else:
+                plain.append(run(None, "off")[1])
+    ratio, low, high = paired_ratio(plain, zero)
     out: dict[str, Any] = {
         "distinct_tokens": len(set(script[CONTEXT:])),
-        "k0_over_plain": statistics.median(zero) / statistics.median(plain),
+        "pairs": pairs,
+        "k0_over_plain": ratio,
+        "k0_over_plain_95": [low, high],
         "differing_tokens": 0,
         "tokens_per_s": {},
     }
@@ -177,7 +194,7 @@ def engines(target: Target, config: EngineConfig, tokens: int) -> dict[str, Any]
         ids, seconds = run(scripted, k)
         out["differing_tokens"] += sum(a != b for a, b in zip(ids, script[CONTEXT:], strict=True))
         out["tokens_per_s"][k] = tokens / seconds
-    print(f"engine: k = 0 takes {out['k0_over_plain']:.4f} of a plain engine's time")
+    print(f"engine: k = 0 takes {ratio:.4f} ({low:.4f} to {high:.4f}) of a plain engine's time")
     print(f"engine: {out['differing_tokens']} tokens differ, tokens/s {out['tokens_per_s']}")
     return out
 
@@ -210,7 +227,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="12b")
     parser.add_argument("--quick", action="store_true", help="fewer rows and batches")
     parser.add_argument("--kernels", nargs="*", default=["auto", "gemv", "multirow", "tile"])
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--pairs", type=int, default=40, help="of runs with k = 0 and without")
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -234,13 +253,16 @@ def main() -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "copy_bytes_per_s": rate,
-        "classic": classic(target, rate),
-        "batch": by_batch(target, (1, 8, 32) if arguments.quick else BATCHES),
-        "surface": surface(target, rows if not arguments.quick else (1, 4, 8, 16)),
-        "trace": trace(target, arguments.trace),
-        "engine": engines(target, config, arguments.tokens),
-        "rows": by_rows(model, arguments.kernels, rows),
     }
+    measures: dict[str, Callable[[], object]] = {
+        "classic": lambda: classic(target, rate),
+        "batch": lambda: by_batch(target, (1, 8, 32) if arguments.quick else BATCHES),
+        "surface": lambda: surface(target, (1, 4, 8, 16) if arguments.quick else ROWS),
+        "trace": lambda: trace(target, arguments.trace),
+        "engine": lambda: engines(target, config, arguments.tokens, arguments.pairs),
+        "rows": lambda: by_rows(model, arguments.kernels, rows),
+    }
+    result |= {part: measures[part]() for part in PARTS if part in arguments.parts}
     used = free - torch.cuda.mem_get_info()[0]
     print(f"graphs and late allocations took {used / 2**20:.0f} MiB")
     line = json.dumps(result)

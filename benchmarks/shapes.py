@@ -66,7 +66,7 @@ def random_model(shape: str, config: EngineConfig, *, seed: int = 0) -> RandomMo
     draw = torch.Generator("cuda").manual_seed(seed)
     weights = _weights(arch, backend, draw)
     target = build_target(arch, backend, lambda _: weights, config)
-    for layer in target.kv.pages:  # type: ignore[attr-defined]
+    for layer in target.kv.pages.values():  # type: ignore[attr-defined]
         layer.normal_(generator=draw)
     return RandomModel(target, weights)
 
@@ -80,7 +80,8 @@ def weight_bytes_of_a_step(target: Target) -> int:
 
 
 def _weights(arch: Arch, backend: CudaBackend, draw: torch.Generator) -> DecoderWeights:
-    heads, kv_heads, dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
+    attention = arch.uniform
+    heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     kernels: dict[Layout, LinearKernels] = {}
 
     def matrix(n: int, k: int, gain: float = 1.0) -> CudaWeight:

@@ -48,7 +48,7 @@ class SlipstreamSide:
         self.vocab_size = arch.vocab_size
         self.pages = np.arange(NUM_PAGES, dtype=np.int32)[None]
         self.filled: list[int] = []
-        values_a_position = 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim
+        values_a_position = arch.kv_width
         return {
             "weight_bytes": target.backend.weight_bytes(),
             "kv_bytes_a_position": 2 * values_a_position,  # pages hold 16-bit K and V

@@ -36,8 +36,8 @@ def random_model(name: str) -> Any:
         hidden_size=arch.hidden_size,
         intermediate_size=arch.ffn_size,
         num_hidden_layers=arch.num_layers,
-        num_attention_heads=arch.num_heads,
-        num_key_value_heads=arch.num_kv_heads,
+        num_attention_heads=arch.uniform.num_heads,
+        num_key_value_heads=arch.uniform.num_kv_heads,
         max_position_embeddings=arch.context_len,
         tie_word_embeddings=arch.tied_embedding,
     )

@@ -15,13 +15,22 @@ from slipstream.errors import LoadError  # noqa: E402
 from slipstream.kernels.cuda.compiler import current_device  # noqa: E402
 from slipstream.kernels.cuda.linear import TILE_ROWS, CudaWeight, embed, linear, pack  # noqa: E402
 from slipstream.kernels.cuda.linear_builds import rows_builds  # noqa: E402
+from slipstream.kernels.cuda.linear_teams import choose_team_build, has_teams  # noqa: E402
 from slipstream.models.loading.names import cache_dir  # noqa: E402
 from slipstream.models.weights import Tensor  # noqa: E402
-from tests.unit.test_cuda_packing import draw_codes, draw_dense  # noqa: E402
+from tests.unit.test_cuda_packing import (  # noqa: E402
+    draw_codes,
+    draw_dense,
+    draw_two_levels,
+    in_bfloat16,
+)
 
 pytestmark = pytest.mark.gpu
 
-# bits, zero, has bias, group; or a dense precision
+# Scales that are not one float16 a group: of two levels, or bfloat16 as MLX has them.
+K_QUANTS = {"Q4_K": (4, 0, True, 32), "Q5_K": (5, 0, True, 32), "Q6_K": (6, 32, False, 16)}
+MLX = {"MLX 4 bits": (4, 0, True, 64), "MLX 8 bits": (8, 0, True, 128)}
+# bits, zero, has bias, group; or a name or a dense precision
 KINDS: list[tuple[int, int, bool, int] | str] = [
     (4, 0, True, 64),
     (4, 0, True, 32),
@@ -30,6 +39,10 @@ KINDS: list[tuple[int, int, bool, int] | str] = [
     (4, 0, True, 128),
     (8, 128, False, 32),
     (8, 0, True, 64),
+    (5, 16, False, 32),
+    (5, 0, True, 32),
+    *K_QUANTS,
+    *MLX,
     "bf16",
     "f16",
     "f32",
@@ -46,12 +59,17 @@ def packed(parts: Sequence[Tensor]) -> CudaWeight:
 
 def draw(kind: tuple[int, int, bool, int] | str, n: int, k: int) -> Tensor:
     """Return a random matrix; where k is no multiple of the group, of half the group and so on."""
-    if isinstance(kind, str):
+    if kind in K_QUANTS:
+        if k % 256:
+            pytest.skip("blocks of 256 columns")
+        return draw_two_levels(n, k, *K_QUANTS[kind])
+    if isinstance(kind, str) and kind not in MLX:
         return draw_dense(n, k, kind)
-    bits, zero, has_bias, group = kind
+    bits, zero, has_bias, group = MLX[kind] if isinstance(kind, str) else kind
     while k % group:
         group //= 2
-    return draw_codes(n, k, bits, zero, has_bias, group)
+    part = draw_codes(n, k, bits, zero, has_bias, group)
+    return in_bfloat16(part) if kind in MLX else part
 
 
 def draw_inputs(rows: int, k: int) -> torch.Tensor:
@@ -129,6 +147,38 @@ def test_every_way_to_share_a_matrix_out_gives_the_same_bytes(
             )
             assert same_bytes(out[:count], expected[:count]), f"{build}, {count} rows"
             assert torch.isnan(out[count:]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("k", [512, 3840, 4096, 15360])
+def test_teams_give_the_same_bytes(k: int, kind: tuple[int, int, bool, int] | str) -> None:
+    if not has_teams(current_device()):
+        pytest.skip("no wgmma")
+    n, rows = 64 * 140 + 37, 40  # more groups than multiprocessors
+    weight = packed([draw(kind, n, k)])
+    x, residual = draw_inputs(rows, k), torch.randn(rows, n, device="cuda")
+    expected = run(x, weight, rows, kernel="gemv", residual=residual)
+    (segment,) = weight.segments
+    for count in (1, 8, 9, 16, 23, 24, 32, 40):
+        build = choose_team_build(segment.layout, current_device(), count)
+        assert build is not None
+        for _ in range(3):
+            out = torch.full((rows, n), float("nan"), device="cuda")
+            segment.kernels.teams(segment.packed, x, out, residual, count, build)
+            assert same_bytes(out[:count], expected[:count]), f"{build}, {count} rows"
+            assert torch.isnan(out[count:]).all()
+
+
+@pytest.mark.parametrize(("n", "k"), [(200, 576), (144, 5120), (80, 15360)])
+def test_a_bias_is_added_to_every_row(n: int, k: int) -> None:
+    weight = packed([draw((4, 0, True, 32), n, k)])
+    x, bias = draw_inputs(70, k), torch.randn(1, n, device="cuda")
+    beside = bias.expand(70, -1).contiguous()
+    for kernel, tile_m in KERNELS:
+        for rows in (1, 9, 20, 70):
+            expected = run(x, weight, rows, kernel=kernel, tile_m=tile_m, residual=beside)
+            out = run(x, weight, rows, kernel=kernel, tile_m=tile_m, residual=bias)
+            assert same_bytes(out, expected)
 
 
 def test_every_row_count_up_to_300() -> None:

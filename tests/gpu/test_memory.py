@@ -21,7 +21,7 @@ def test_work_space_is_within_its_plan() -> None:
     assert target.plan is not None
     tables = 4 * ARCH.uniform.head_dim * target.max_model_len
     assert target.step.workspace_bytes + tables <= target.plan.workspace_bytes  # type: ignore[attr-defined]
-    assert target.plan.kv_bytes == target.kv.pages.nbytes  # type: ignore[attr-defined]
+    assert target.plan.kv_bytes == sum(page.nbytes for page in target.kv.pages.values())  # type: ignore[attr-defined]
 
 
 def test_what_does_not_fit_is_refused_with_the_sum() -> None:

@@ -34,6 +34,7 @@ class Ticking:
         self.cost = cost
         self.ran: list[int] = []
         self.max_rows = 64
+        self.switches_after = 0
 
     def __call__(self, num_rows: int) -> float:
         taken = self.cost(num_rows, len(self.ran))
@@ -73,6 +74,13 @@ def test_a_narrow_forward_is_not_held_to_take_longer_than_a_wide_one() -> None:
     costs = {1: 0.9, 2: 0.002, 3: 0.005, 4: 0.004}
     times_s = timed(lambda rows, run: costs[rows], [1, 2, 3, 4])
     assert times_s == pytest.approx({1: 0.002, 2: 0.002, 3: 0.004, 4: 0.004})
+
+
+def test_a_wider_forward_of_another_kernel_says_nothing_of_a_narrow_one() -> None:
+    machine = Ticking(lambda rows, run: {2: 0.004, 4: 0.008, 8: 0.007, 16: 0.003}[rows])
+    machine.switches_after = 8
+    times_s = time_rows(machine, [2, 4, 8, 16], budget_s=60, clock=machine.clock)  # type: ignore[arg-type]
+    assert times_s == pytest.approx({2: 0.004, 4: 0.007, 8: 0.007, 16: 0.003})
 
 
 def test_progress_is_told_of_every_forward() -> None:

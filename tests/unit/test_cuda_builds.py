@@ -8,6 +8,7 @@ pytest.importorskip("torch", reason="packing is done by torch")
 
 from slipstream.kernels.cuda.compiler import Device
 from slipstream.kernels.cuda.linear_builds import ROWS, choose_rows_build, rows_builds
+from slipstream.kernels.cuda.linear_teams import choose_team_build
 from slipstream.kernels.cuda.packing import MAX_CLUSTER, MAX_WARPS, Layout, cut_columns
 
 H200 = Device(arch="sm_90", processors=132, shared_bytes=232448)
@@ -70,3 +71,32 @@ def test_a_vocabulary_is_not_cut_into_many_launches() -> None:
     layout = layout_of(262144, 3840)
     for rows in (1, 16, 32):
         assert choose_rows_build(layout, H200, rows).launches(layout, H200) <= 2
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize(("kind", "group", "has_bias"), KINDS)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_teams_serve_every_row_count_where_there_are_any(
+    n: int, k: int, kind: int, group: int, has_bias: bool, device: Device
+) -> None:
+    layout = layout_of(n, k, kind, group, has_bias)
+    for rows in (1, 8, 9, 16, 17, 24, 25, 32, 33, 300):
+        build = choose_team_build(layout, device, rows)
+        assert (build is not None) == (device is H200)
+        if build is None:
+            continue
+        stages = build.fitting_stages(layout, device)
+        assert build.shared_bytes(layout, device, stages) <= device.shared_bytes
+        assert stages >= build.teams * layout.chunks // layout.piece_chunks
+        assert layout.splits % build.blocks == 0
+        assert build.blocks <= MAX_CLUSTER
+        assert build.threads <= 1024
+        assert build.batch(layout, device) >= 1
+
+
+@pytest.mark.parametrize("rows", range(1, 33))
+def test_teams_read_weights_once_for_up_to_32_rows(rows: int) -> None:
+    for n, k in ((15360, 3840), (3840, 15360), (4096, 4096), (49152, 576)):
+        build = choose_team_build(layout_of(n, k), H200, rows)
+        assert build is not None
+        assert build.tiles == -(-rows // ROWS)

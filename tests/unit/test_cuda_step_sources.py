@@ -24,7 +24,7 @@ SHARED_BYTES = {
     "sm_120": 99 << 10,
     "sm_121": 99 << 10,
 }
-HEADS = (32, 64, 96, 128, 160, 256)
+HEADS = (32, 64, 96, 128, 192, 256, 384, 512)
 
 
 @pytest.mark.parametrize("arch", SHARED_BYTES)
@@ -33,9 +33,11 @@ def test_every_head_size_fits_every_architecture(padded_dim: int, arch: str) -> 
     build = AttentionBuild.fitting(padded_dim, SHARED_BYTES[arch])
     assert build.shared_bytes <= SHARED_BYTES[arch]
     assert 1 <= build.stages <= 4
-    assert build.one_place == (SHARED_BYTES[arch] < 100 << 10 and padded_dim > 128) or (
-        arch == "sm_80" and padded_dim == 256
+    small = SHARED_BYTES[arch] < 100 << 10
+    assert build.one_place == (
+        padded_dim > 128 if small else padded_dim in (256, 512) and arch == "sm_80"
     )
+    assert padded_dim // build.parts % 32 == 0
 
 
 def test_a_head_that_does_not_fit_is_refused_with_both_sizes() -> None:
@@ -67,7 +69,8 @@ def test_layers_argmax_and_sampling_compile(arch: str) -> None:
     check("draft.cu", DRAFT_KERNELS, arch, {})
 
 
-@pytest.mark.parametrize("padded_dim", [32, 128, 256])
-def test_attention_compiles(padded_dim: int, arch: str) -> None:
-    build = AttentionBuild.fitting(padded_dim, SHARED_BYTES[arch])
+@pytest.mark.parametrize("padded_dim", [32, 128, 256, 512])
+@pytest.mark.parametrize(("windowed", "capped"), [(False, False), (True, True)])
+def test_attention_compiles(padded_dim: int, windowed: bool, capped: bool, arch: str) -> None:
+    build = AttentionBuild.fitting(padded_dim, SHARED_BYTES[arch], windowed=windowed, capped=capped)
     check("attention.cu", ATTENTION_KERNELS, arch, build.defines())

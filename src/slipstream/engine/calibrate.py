@@ -56,6 +56,7 @@ class Forwards:
         self._max_logits = max_logits
         self.context_len = context_len
         self.max_rows = max_rows
+        self.switches_after: int = getattr(target.step, "switches_after", 0)
         self.pages = np.arange(pages_for(context_len + max_rows), dtype=np.int32)
         self._clock = clock
 
@@ -159,7 +160,8 @@ def time_rows(
     """Return the median seconds of each row count, narrowest first as far as the budget goes.
 
     A row count's first run counts only where there was no time for a second one. A wider forward
-    does at least as much, so none is held to take longer than a wider one did.
+    does at least as much, so none is held to take longer than a wider one did; but where another
+    kernel serves from some row count on, what that one takes says nothing of the narrower ones.
 
     Args:
         tick: told how many forwards were run.
@@ -174,8 +176,10 @@ def time_rows(
             done += 1
             tick(done)
     times_s: dict[int, float] = {}
-    least = math.inf
+    least, edge = math.inf, forwards.switches_after
     for num_rows in sorted(samples, reverse=True):
+        if num_rows <= edge:
+            least, edge = math.inf, 0
         least = min(least, median(samples[num_rows][1:] or samples[num_rows]))
         times_s[num_rows] = least
     return dict(sorted(times_s.items()))

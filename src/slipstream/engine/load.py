@@ -193,8 +193,8 @@ def choose_assistant(
 ) -> tuple[HeadCheckpoint | None, str]:
     """Return the assistant that a config asks for, None for none, and what tells it apart.
 
-    "auto" takes the one that is shipped for the target, on the cpu: on a GPU its drafts were never
-    measured. One that is damaged is no reason not to start then: one line in the log says so.
+    "auto" takes the one that is shipped for the target, but on the reference, which is slow as it
+    is. One that is damaged is no reason not to start then: one line in the log says so.
 
     Args:
         fingerprint: the target's.
@@ -205,7 +205,7 @@ def choose_assistant(
     """
     named = config.paid_drafter
     is_auto = named == "auto"
-    if is_auto and backend.name != "cpu":
+    if is_auto and backend.name == "reference":
         return None, ""
     if named in ("auto", "assistant"):
         folder = shipped_assistant(fingerprint)

@@ -7,7 +7,6 @@ once, at the end. What the target keeps is read where its step left it.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
@@ -17,18 +16,26 @@ from slipstream.kernels.cuda.graphs import ROW_BUCKETS, CudaStep, Launch, bucket
 from slipstream.kernels.cuda.inputs import Inputs
 from slipstream.kernels.cuda.kernels import DraftKernels, StepKernels, Vector
 from slipstream.kernels.cuda.linear import CudaWeight, embed
-from slipstream.kernels.cuda.pages import KVLayer
+from slipstream.kernels.cuda.pages import WHO, KVLayer
 from slipstream.kernels.cuda.recorder import (
     THREADS,
     Buffer,
     Normed,
     Products,
     Recorder,
-    refuse_unless,
 )
 from slipstream.kernels.ops import Clusters, DraftRows, HeadNorms, Int32, Rows
-from slipstream.models.arch import EMBEDDING_SCALE, QK_NORM, VOCAB_CLUSTERS, WINDOW
+from slipstream.models.arch import (
+    QK_NORM,
+    SCORE_SOFTCAP,
+    SLOWER,
+    VOCAB_CLUSTERS,
+    WINDOW,
+    unsupported,
+)
 
+# What the attention of a draft has never met on a device.
+UNSEEN = frozenset({WINDOW, SCORE_SOFTCAP})
 PICK_BLOCKS = 32  # of a row: 8,192 logits are then one a thread
 # Draw in draft.cu.
 _DRAW = np.dtype(
@@ -74,14 +81,14 @@ class DraftRecorder(Recorder):
 
     def embed(self, table: CudaWeight, scale: float = 1.0) -> Buffer:
         """Record the embedding of the step's tokens."""
-        refuse_unless(scale == 1, EMBEDDING_SCALE)
         out = self._buffer(torch.float32, table.k)
         step, to = len(self._ends), out.tensor
         ids = self._tokens[step - 1] if step else None
         inputs = self._inputs  # its tensors move when it grows
 
         def launch(rows: int, _: int) -> None:
-            embed(inputs.token_ids if ids is None else ids, table, to, num_rows=rows)
+            tokens = inputs.token_ids if ids is None else ids
+            embed(tokens, table, to, num_rows=rows, scale=scale)
 
         self._add(launch)
         return out
@@ -108,31 +115,16 @@ class DraftRecorder(Recorder):
         advance: bool = True,
     ) -> Buffer:
         """Record the rotation of q."""
-        refuse_unless(norms is None, QK_NORM)
-        cache, arch, inputs = kv.cache, kv.cache.attention, self._inputs
-        if q.width != num_heads * arch.head_dim:
-            raise ValueError(f"{num_heads} heads of {arch.head_dim} columns, got {q.width}")
-        out = self._buffer(torch.float16, num_heads * cache.padded_dim)
-        kernel, source, to = self._draft_kernels.rope, q.tensor, out.tensor
-        blocks = math.ceil(num_heads * cache.padded_dim // 2 / THREADS)
-        overlap = self._kernels.overlap
-        tail = (
-            *(len(self._ends) if advance else 0, num_heads, arch.head_dim, cache.padded_dim),
-            int(arch.rope_interleaved),
-        )
-
-        def launch(rows: int, _: int) -> None:
-            arguments = (source, to, cache.cos, cache.sin, inputs.positions, *tail)
-            kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
-
-        self._add(launch)
-        return out
+        if norms is not None:
+            raise unsupported("the assistant", [f"{QK_NORM} in a draft"], WHO, SLOWER)
+        return self._norm_rope(q, kv, None, num_heads, 0, shift=1 + advance * len(self._ends))
 
     def attention(  # type: ignore[override]
         self, q: Buffer, kv: KVLayer, num_heads: int, window: int | None = None
     ) -> Buffer:
         """Record attention over the positions before the anchors."""
-        refuse_unless(not window, WINDOW)
+        if unseen := kv.attention.features & UNSEEN:
+            raise unsupported("the assistant's target", unseen, f"a draft on {WHO}", SLOWER)
         return self._attend(q, kv, num_heads)
 
     def pick(
@@ -143,7 +135,8 @@ class DraftRecorder(Recorder):
         clusters: Clusters | None = None,
     ) -> None:
         """Record the output product and the choice."""
-        refuse_unless(clusters is None, VOCAB_CLUSTERS)
+        if clusters is not None:
+            raise unsupported("the assistant", [VOCAB_CLUSTERS], WHO, SLOWER)
         logits = self.linear(x, weight).tensor
         ids = torch.from_numpy(np.array(token_ids, np.int32)).cuda()
         step, width, inputs = len(self._ends), weight.n, self._inputs

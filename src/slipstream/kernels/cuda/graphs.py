@@ -65,10 +65,13 @@ class CudaStep:
         max_logits: int,
         workspace_bytes: int,
         cache: Path | None,
+        switches_after: int = 0,
         kept: Sequence[torch.Tensor] = (),
     ) -> None:
         self.max_rows, self.max_logits = max_rows, max_logits
         self.workspace_bytes = workspace_bytes
+        # Rows beyond which another kernel serves than the one that was asked for; 0 if none.
+        self.switches_after = switches_after
         self.runs = 0
         self.kept = tuple(kept)  # float32 of shape (max_rows, H) each, for drafts to read
         self._cache = cache

@@ -17,6 +17,8 @@ from slipstream.kernels.cuda.compiler import (
     compile_kernels,
     current_device,
 )
+from slipstream.kernels.cuda.pages import padded_head_dim
+from slipstream.models.arch import AttentionArch
 
 Vector = torch.Tensor
 
@@ -25,15 +27,18 @@ RECORD_EXTRA = 4  # floats of a split's sums beside its values; RECORD in attent
 # Up to these rows a context is spread over many blocks; more rows are enough blocks themselves, and
 # the sums of their splits would be gigabytes.
 SPREAD_ROWS = 32
-LANES = 4  # pages of a split that are worked on at a time
+LANES = 4  # pages of a split that are worked on at a time, half of it where four warps share a head
 # Pages that a warp has in flight: more than hide the memory's latency only take shared memory.
 _MOST_STAGES = 4
-_WIDE_HEAD = 128  # wider heads are shared by two warps
+_WIDE_HEAD = 128  # wider heads are shared by two warps, beyond 256 by four
 _MOST_BLOCKS = 2  # a multiprocessor's; more would only split the context finer
 
 ATTENTION_KERNELS = ("plan_tiles", "attention")
-LAYER_KERNELS = ("rms_norm", "round_rows", "pick_rows", "gated", "rope_append")
-DRAFT_KERNELS = ("rope", "pick_drafts")
+LAYER_KERNELS = (
+    *("rms_norm", "round_rows", "pick_rows", "norm_add", "gated", "cap_logits"),
+    *("rope_append", "norm_rope"),
+)
+DRAFT_KERNELS = ("pick_drafts",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,7 @@ class StepKernels:
     """What a recorder launches.
 
     Attributes:
-        attention: returns the kernels of a padded head size.
+        attention: returns the kernels of a kind of attention.
         overlap: kernels may start while the one before still runs.
         cache: folder of compiled kernels, None for none.
     """
@@ -64,10 +69,13 @@ class StepKernels:
     rms_norm: Kernel
     round_rows: Kernel
     pick_rows: Kernel
+    norm_add: Kernel
     gated: Kernel
+    cap_logits: Kernel
     rope_append: Kernel
+    norm_rope: Kernel
     argmax: Kernel
-    attention: Callable[[int], AttentionKernel]
+    attention: Callable[[AttentionArch], AttentionKernel]
     overlap: bool
     cache: Path | None
 
@@ -91,18 +99,23 @@ class StepKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBuild:
-    """Constants of attention.cu for one head size on one device.
+    """Constants of attention.cu for one kind of attention on one device.
 
     Attributes:
+        windowed, capped: there is a window; scores are soft-capped.
         one_place: the sums of a split take the place of its pages.
     """
 
     padded_dim: int
     stages: int
     one_place: bool
+    windowed: bool = False
+    capped: bool = False
 
     @classmethod
-    def fitting(cls, padded_dim: int, shared_limit: int) -> AttentionBuild:
+    def fitting(
+        cls, padded_dim: int, shared_limit: int, *, windowed: bool = False, capped: bool = False
+    ) -> AttentionBuild:
         """Return the one with most pages in flight that fits a block's shared memory.
 
         Raises:
@@ -110,7 +123,13 @@ class AttentionBuild:
         """
         for one_place, least in ((False, 2), (True, 1)):
             for stages in range(_MOST_STAGES, least - 1, -1):
-                build = cls(padded_dim=padded_dim, stages=stages, one_place=one_place)
+                build = cls(
+                    padded_dim=padded_dim,
+                    stages=stages,
+                    one_place=one_place,
+                    windowed=windowed,
+                    capped=capped,
+                )
                 if build.shared_bytes <= shared_limit:
                     return build
         raise LoadError(
@@ -121,32 +140,43 @@ class AttentionBuild:
     @property
     def parts(self) -> int:
         """Warps that share a page's columns."""
-        return 2 if self.padded_dim > _WIDE_HEAD else 1
+        return -(-self.padded_dim // _WIDE_HEAD) if self.padded_dim <= 256 else 4
+
+    @property
+    def lanes(self) -> int:
+        """Pages of a split that are worked on at a time."""
+        return LANES // 2 if self.parts > 2 else LANES
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * LANES * self.parts
+        return 32 * self.lanes * self.parts
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, as attention.cu lays it out."""
-        ring = LANES * self.stages * 2 * 16 * self.padded_dim * 2
-        found = LANES * 16 * (self.padded_dim + 8) * 4
-        sums = LANES * 16 * 8
-        scores = LANES * 2 * self.parts * 2 * 32 * 16 if self.parts > 1 else 0
+        lanes = self.lanes
+        ring = lanes * self.stages * 2 * 16 * self.padded_dim * 2
+        found = lanes * 16 * (self.padded_dim + 8) * 4
+        sums = lanes * 16 * 8
+        scores = lanes * 2 * self.parts * 2 * 32 * 16 if self.parts > 1 else 0
         return (max(ring, found) if self.one_place else ring + found) + sums + scores
 
     def defines(self) -> dict[str, int]:
         """Return the macros."""
-        return {"DIM": self.padded_dim, "STAGES": self.stages, "ONE_PLACE": int(self.one_place)}
+        return {
+            "DIM": self.padded_dim,
+            "STAGES": self.stages,
+            "ONE_PLACE": int(self.one_place),
+            "WINDOWED": int(self.windowed),
+            "CAPPED": int(self.capped),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftKernels:
     """What a draft launches besides the kernels of a step."""
 
-    rope: Kernel
     pick_drafts: Kernel
 
     @classmethod
@@ -160,9 +190,14 @@ class DraftKernels:
         return cls(**{name: module.kernel(name) for name in DRAFT_KERNELS})
 
 
-def _load_attention(padded_dim: int, cache: Path | None) -> AttentionKernel:
+def _load_attention(attention: AttentionArch, cache: Path | None) -> AttentionKernel:
     device = current_device()
-    build = AttentionBuild.fitting(padded_dim, device.shared_bytes)
+    build = AttentionBuild.fitting(
+        padded_head_dim(attention.head_dim),
+        device.shared_bytes,
+        windowed=attention.window > 0,
+        capped=attention.softcap > 0,
+    )
     module: Module = compile_kernels(
         SOURCES / "attention.cu", names=ATTENTION_KERNELS, defines=build.defines(), cache=cache
     )

@@ -1,6 +1,6 @@
 """y = x W^T on the GPU, row-invariant, through three kernels that share one inner product.
 
-`gemv` reads the weights for each row, `multirow` once for 8 or 16 rows, `tile` once for a tile of
+`gemv` reads the weights for each row, `multirow` once for up to 32 rows, `tile` once for a tile of
 16 to 128 rows. Which one runs changes the clock, never a byte: instruction, order along K, the cut
 of K and the order in which partial sums are added follow from the weight's layout alone.
 
@@ -26,7 +26,7 @@ from slipstream.kernels.cuda.packing import Layout, layout_of, pack_parts
 from slipstream.models.weights import Tensor
 
 KERNELS = ("auto", "gemv", "multirow", "tile")
-MULTIROW_ROWS = 64  # up to here passes of 16 rows are quicker than a tile
+MULTIROW_ROWS = 64  # up to here passes of 16 rows are quicker than a tile, where there are no teams
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ def linear(
         x: bfloat16 of shape (max_rows, K), contiguous.
         weight: N by K.
         out: float32 of shape (max_rows, N), contiguous.
-        residual: float32 of shape (max_rows, N), contiguous; may be `out`.
+        residual: float32 of shape (max_rows, N), contiguous; may be `out`. Or of shape (1, N): a
+            bias that is added to every row.
         num_rows: rows to compute; the others of `out` stay as they are.
         kernel: one of KERNELS; the bytes are the same.
         tile_m: rows that share one read of the weights in `tile`, one of TILE_ROWS.
@@ -112,10 +113,13 @@ def linear(
         raise ConfigError(f"tile_m must be one of {', '.join(map(str, TILE_ROWS))}, got {tile_m}")
     _check(x, torch.bfloat16, weight.k, num_rows, "x")
     _check(out, torch.float32, weight.n, num_rows, "out")
-    if residual is not None:
+    if residual is not None and len(residual) > 1:
         _check(residual, torch.float32, weight.n, num_rows, "residual")
+    elif residual is not None:
+        _check(residual, torch.float32, weight.n, 1, "bias")
+        residual = residual.expand(num_rows, -1)
     if kernel == "auto":
-        kernel, tile_m = choose_kernel(num_rows, tile_m)
+        kernel, tile_m = choose_kernel(num_rows, tile_m, teams=weight.segments[0].kernels.has_teams)
     for segment in weight.segments:
         last = segment.first + segment.layout.n
         into = out[:, segment.first : last]
@@ -127,8 +131,15 @@ def linear(
             segment.kernels.multirow(segment.packed, x, into, beside, num_rows, one_row=one_row)
 
 
-def embed(token_ids: TorchTensor, weight: CudaWeight, out: TorchTensor, *, num_rows: int) -> None:
-    """Write rows `token_ids` of a weight of one segment to `out`, dequantized exactly.
+def embed(
+    token_ids: TorchTensor,
+    weight: CudaWeight,
+    out: TorchTensor,
+    *,
+    num_rows: int,
+    scale: float = 1.0,
+) -> None:
+    """Write rows `token_ids` of a weight of one segment to `out`, dequantized exactly, then scaled.
 
     Args:
         token_ids: int32 of shape (max_rows,), each in [0, N).
@@ -137,12 +148,16 @@ def embed(token_ids: TorchTensor, weight: CudaWeight, out: TorchTensor, *, num_r
     (segment,) = weight.segments
     _check(out, torch.float32, weight.k, num_rows, "out")
     assert token_ids.dtype == torch.int32, "token ids are int32"
-    segment.kernels.embed(segment.packed, token_ids, out, num_rows)
+    segment.kernels.embed(segment.packed, token_ids, out, num_rows, scale)
 
 
-def choose_kernel(num_rows: int, tile_m: int) -> tuple[str, int]:
-    """Return the kernel and tile that serve `num_rows` rows best, as measured on an H200."""
-    if num_rows <= MULTIROW_ROWS:
+def choose_kernel(num_rows: int, tile_m: int, *, teams: bool) -> tuple[str, int]:
+    """Return the kernel and tile that serve `num_rows` rows best, as measured on an H200.
+
+    Args:
+        teams: `multirow` serves many rows by teams of warps, which are quicker than any tile.
+    """
+    if teams or num_rows <= MULTIROW_ROWS:
         return "multirow", tile_m
     return "tile", 32
 

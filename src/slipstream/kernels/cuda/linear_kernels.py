@@ -13,6 +13,12 @@ from torch import Tensor as TorchTensor
 from slipstream.kernels.cuda import compiler
 from slipstream.kernels.cuda.compiler import SOURCES, Device, Kernel
 from slipstream.kernels.cuda.linear_builds import RowsBuild, choose_rows_build
+from slipstream.kernels.cuda.linear_teams import (
+    TeamBuild,
+    choose_team_build,
+    has_teams,
+    team_grid,
+)
 from slipstream.kernels.cuda.packing import CHUNK, MAX_CLUSTER, TILE, Layout
 
 TILE_ROWS = (16, 32, 64, 128)
@@ -21,6 +27,7 @@ _MAX_TILE_STAGES = 4
 _OUTPUT_WARPS = 4  # linear_tile.cu
 _WARP_ROWS = 32  # linear_tile.cu
 _EMBED_THREADS = 256
+_REGISTER_ROWS = 16  # measured: with inputs in registers so many are quicker than by teams
 
 Build = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]  # source, names, macros
 
@@ -37,7 +44,13 @@ class LinearKernels:
         self._device = device
         self._cubins = cubins
         self._rows: dict[RowsBuild, tuple[Kernel, int]] = {}
+        self._teams: dict[TeamBuild, tuple[Kernel, int]] = {}
         self._tiles: dict[int, Kernel] = {}
+
+    @property
+    def has_teams(self) -> bool:
+        """True where `multirow` serves many rows by teams of warps."""
+        return has_teams(self._device)
 
     def multirow(
         self,
@@ -52,6 +65,11 @@ class LinearKernels:
     ) -> None:
         """Launch `multirow`, or `gemv` where each row is to read the weights anew."""
         layout, device = self._layout, self._device
+        if build is None and not one_row and num_rows > _REGISTER_ROWS:
+            team_build = choose_team_build(layout, device, num_rows)
+            if team_build is not None:
+                self.teams(packed, x, out, residual, num_rows, team_build)
+                return
         build = build or choose_rows_build(layout, device, 1 if one_row else num_rows)
         rows_per_pass = 1 if one_row else build.tiles * 8
         if build not in self._rows:
@@ -73,12 +91,34 @@ class LinearKernels:
                     n,
                     layout.k,
                     out.stride(0),
+                    _stride(residual),
                     num_rows,
                     rows_per_pass,
                 ],
                 cluster=build.blocks,
                 overlap=self._device.has_clusters,
             )
+
+    def teams(
+        self,
+        packed: TorchTensor,
+        x: TorchTensor,
+        out: TorchTensor,
+        residual: TorchTensor | None,
+        num_rows: int,
+        build: TeamBuild,
+    ) -> None:
+        """Launch `multirow` by teams of warps, on a device that has them."""
+        if build not in self._teams:
+            self._teams[build] = self._load_teams(build)
+        kernel, workers = self._teams[build]
+        kernel.launch(
+            (workers * build.blocks, -(-num_rows // (build.tiles * 8)), 1),
+            (build.threads, 1, 1),
+            self._arguments(packed, x, out, residual, num_rows),
+            cluster=build.blocks,
+            overlap=True,
+        )
 
     def tile(
         self,
@@ -106,14 +146,19 @@ class LinearKernels:
         )
 
     def embed(
-        self, packed: TorchTensor, token_ids: TorchTensor, out: TorchTensor, num_rows: int
+        self,
+        packed: TorchTensor,
+        token_ids: TorchTensor,
+        out: TorchTensor,
+        num_rows: int,
+        scale: float,
     ) -> None:
         """Launch `embed`."""
         kernel = self._compile(self.embed_build()).kernel("embed")
         kernel.launch(
             (num_rows, 1, 1),
             (_EMBED_THREADS, 1, 1),
-            [packed, token_ids, out, self._layout.k],
+            [packed, token_ids, out, self._layout.k, scale],
             overlap=self._device.has_clusters,
         )
 
@@ -125,6 +170,18 @@ class LinearKernels:
             STAGES=build.fitting_stages(self._layout, self._device),
         )
         return "linear_rows.cu", (f"multirow<{build.tiles}>",), macros
+
+    def teams_source(self, build: TeamBuild) -> Build:
+        """Return what `multirow` by teams is compiled from, for sm_90a."""
+        layout, device = self._layout, self._device
+        macros = self._macros(
+            BLOCKS=build.blocks,
+            SIDE=1,
+            STAGES=build.fitting_stages(layout, device),
+            TEAMS=build.teams,
+            MOST=build.batch(layout, device),
+        )
+        return "linear_teams.cu", (f"team_rows<{build.tiles}>",), macros
 
     def tile_build(self, tile_m: int) -> Build:
         """Return what `tile` is compiled from."""
@@ -147,6 +204,17 @@ class LinearKernels:
         if build.blocks > 1:  # a multiprocessor short of a whole cluster stays idle
             workers = min(workers, kernel.max_clusters(build.threads(layout), build.blocks))
         return kernel, min(workers, layout.tiles)
+
+    def _load_teams(self, build: TeamBuild) -> tuple[Kernel, int]:
+        """Return a build's kernel, and how many workers share the outputs."""
+        layout, device = self._layout, self._device
+        module = self._compile(self.teams_source(build), arch=f"{device.arch}a")
+        shared = build.shared_bytes(layout, device, build.fitting_stages(layout, device))
+        kernel = module.kernel(f"team_rows<{build.tiles}>", shared_bytes=shared)
+        workers = device.processors // build.blocks
+        if build.blocks > 1:
+            workers = min(workers, kernel.max_clusters(build.threads, build.blocks))
+        return kernel, team_grid(layout, workers)
 
     def _tile_stages(self, tile_m: int) -> int:
         for stages in range(_MAX_TILE_STAGES, _FEWEST_TILE_STAGES, -1):
@@ -187,15 +255,21 @@ class LinearKernels:
         num_rows: int,
     ) -> list[TorchTensor | int | None]:
         layout = self._layout
-        return [packed, x, out, residual, layout.n, layout.k, out.stride(0), num_rows]
+        sizes = (layout.n, layout.k, out.stride(0), _stride(residual), num_rows)
+        return [packed, x, out, residual, *sizes]
 
-    def _compile(self, build: Build) -> compiler.Module:
-        return _compiled(build, self._cubins)
+    def _compile(self, build: Build, arch: str | None = None) -> compiler.Module:
+        return _compiled(build, self._cubins, arch)
+
+
+def _stride(residual: TorchTensor | None) -> int:
+    """Return the columns between rows of what is added; 0 where all rows share one."""
+    return 0 if residual is None else residual.stride(0)
 
 
 @cache
-def _compiled(build: Build, cubins: Path | None) -> compiler.Module:
+def _compiled(build: Build, cubins: Path | None, arch: str | None) -> compiler.Module:
     source, names, macros = build
     return compiler.compile_kernels(
-        SOURCES / source, names=names, defines=dict(macros), cache=cubins
+        SOURCES / source, names=names, defines=dict(macros), arch=arch, cache=cubins
     )

@@ -14,6 +14,12 @@ columns (16 for groups of 16) lane t takes a contiguous quarter, and inputs load
 Register i of A holds two columns of row g + 8 (i % 2). Its codes are, at 4 bits, nibbles
 2 (i % 2) + i / 2 and 4 more of the step's word, at 8 bits bytes i % 2 and 2 more of word i / 2.
 
+At 5 and 6 bits a chunk's nibbles come first, as at 4, then what is above them: a lane's bits of all
+steps in one word or two, register i of step s in field 4 s + i of each half.
+
+Scales of two levels are kept as such: the large numbers of 256 columns in each chunk, then the
+small ones, those of rows g and g + 8 side by side.
+
 Groups of 128 are kept as two of 64. Columns and outputs are padded with zeros, scales included.
 """
 
@@ -28,12 +34,23 @@ import torch
 from torch import Tensor as TorchTensor
 
 from slipstream.errors import LoadError
-from slipstream.models.weights import DenseTensor, QuantizedTensor, Tensor
+from slipstream.models.weights import (
+    BFloat16,
+    DenseTensor,
+    GroupNumbers,
+    QuantizedTensor,
+    Tensor,
+    TwoLevel,
+    float16_numbers,
+)
 
 TILE = 16
 CHUNK = 64
 GROUPS = (16, 32, 64, 128)
 DENSE_KINDS = {"bf16": 16, "f16": 17, "f32": 32}
+CODE_BITS = (4, 5, 6, 8)
+TWO_LEVELS = 2  # kind of scale; others are those of dense numbers
+SUPER_COLUMNS = 256  # that share the larger number of two
 MAX_WARPS = 16  # slices that a block works on side by side
 _MAX_CHUNKS = 8  # of a slice: its inputs for 16 rows take 128 registers
 _SPAN_CHUNKS = 32  # of a span: its inputs for 32 rows take half of a multiprocessor's registers
@@ -48,10 +65,11 @@ class Layout:
     """How one matrix of shape (n, k) is packed.
 
     Attributes:
-        kind: 4 or 8 for codes of that many bits, 16 bfloat16, 17 float16, 32 float32.
+        kind: 4, 5, 6 or 8 for codes of that many bits, 16 bfloat16, 17 float16, 32 float32.
         group: columns that share a scale: 16, 32 or 64; 64 where dense.
         zero: the code that stands for 0 before the bias.
         has_bias: True where a scale has a bias beside it.
+        scale: kind of scales and biases: 16 bfloat16, 17 float16, or TWO_LEVELS.
         splits, warps, chunks: the cut of K.
     """
 
@@ -61,6 +79,7 @@ class Layout:
     group: int
     zero: int
     has_bias: bool
+    scale: int = DENSE_KINDS["f16"]
     splits: int
     warps: int
     chunks: int
@@ -73,7 +92,7 @@ class Layout:
     @property
     def quantized(self) -> bool:
         """True where elements are codes."""
-        return self.kind in (4, 8)
+        return self.kind in CODE_BITS
 
     @property
     def code_bytes(self) -> int:
@@ -86,7 +105,10 @@ class Layout:
         """Bytes of a chunk's scales and biases."""
         if not self.quantized:
             return 0
-        return CHUNK // self.group * TILE * (4 if self.has_bias else 2)
+        groups, pair = CHUNK // self.group, TILE * (4 if self.has_bias else 2)
+        if self.scale == TWO_LEVELS:
+            return pair + groups * TILE * (12 if self.has_bias else 8) // 8
+        return groups * pair
 
     @property
     def piece_chunks(self) -> int:
@@ -123,6 +145,7 @@ class Layout:
             "GROUP": self.group,
             "ZERO": self.zero,
             "HAS_BIAS": int(self.has_bias),
+            "SCALE": self.scale,
             "CHUNKS": self.chunks,
             "WARPS": self.warps,
             "SPLITS": self.splits,
@@ -164,17 +187,19 @@ def layout_of(part: Tensor, n: int | None = None) -> Layout:
     """
     rows, k = part.shape
     if isinstance(part, QuantizedTensor):
-        if part.bits not in (4, 8) or part.group not in GROUPS:
+        if part.bits not in CODE_BITS or part.group not in GROUPS:
             raise LoadError(
-                "the cuda back end takes codes of 4 or 8 bits in groups of "
+                "the cuda back end takes codes of 4, 5, 6 or 8 bits in groups of "
                 f"{', '.join(map(str, GROUPS))}, got {part.bits} bits in groups of {part.group}"
             )
+        scale = _scale_kind(part)
         kind, group, zero = part.bits, min(part.group, CHUNK), part.zero
         has_bias = part.bias is not None
     else:
         if k % 8:
             raise LoadError(f"columns must be a multiple of 8 on cuda, got {k}")
         kind, group, zero, has_bias = DENSE_KINDS[part.dtype], CHUNK, 0, False
+        scale = DENSE_KINDS["f16"]
     splits, warps, chunks = cut_columns(k)
     return Layout(
         n=rows if n is None else n,
@@ -183,6 +208,7 @@ def layout_of(part: Tensor, n: int | None = None) -> Layout:
         group=group,
         zero=zero,
         has_bias=has_bias,
+        scale=scale,
         splits=splits,
         warps=warps,
         chunks=chunks,
@@ -209,21 +235,9 @@ def _rows(parts: Sequence[Tensor], first: int, last: int) -> list[Tensor]:
     for part in parts:
         low, high = max(first - start, 0), min(last - start, part.shape[0])
         if low < high:
-            found.append(_slice(part, low, high))
+            found.append(part.rows(low, high))
         start += part.shape[0]
     return found
-
-
-def _slice(part: Tensor, low: int, high: int) -> Tensor:
-    if isinstance(part, DenseTensor):
-        return DenseTensor(values=part.values[low:high], dtype=part.dtype)
-    return QuantizedTensor(
-        bits=part.bits,
-        codes=part.codes[low:high],
-        zero=part.zero,
-        scale=part.scale[low:high],
-        bias=None if part.bias is None else part.bias[low:high],
-    )
 
 
 def _pack_rows(parts: Sequence[Tensor], layout: Layout, device: torch.device | str) -> TorchTensor:
@@ -231,14 +245,45 @@ def _pack_rows(parts: Sequence[Tensor], layout: Layout, device: torch.device | s
     if not layout.quantized:
         values = [part.values for part in parts if isinstance(part, DenseTensor)]
         kind = np.int32 if layout.kind == 32 else np.int16
-        return _finish(_place_elements(_stack(values, kind, device), layout), None, layout)
+        return _order_pieces([_place_elements(_stack(values, kind, device), layout)], layout)
     quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
-    codes = _stack([part.codes for part in quantized], np.uint8, device)
-    columns = [_halves([part.scale for part in quantized], layout, device)]
+    codes = _place_elements(_stack([part.codes for part in quantized], np.uint8, device), layout)
+    numbers = [[part.scale for part in quantized]]
     if layout.has_bias:
-        biases = [part.bias for part in quantized if part.bias is not None]
-        columns.append(_halves(biases, layout, device))
-    return _finish(_place_elements(codes, layout), torch.stack(columns, dim=-1), layout)
+        numbers.append([part.bias for part in quantized if part.bias is not None])
+    place = _place_two_levels if layout.scale == TWO_LEVELS else _place_scales
+    return _order_pieces([codes, place(numbers, layout, device)], layout)
+
+
+def _scale_kind(part: QuantizedTensor) -> int:
+    """Return the kind of a matrix's scales and biases.
+
+    Raises:
+        LoadError: one that the kernels do not read.
+    """
+    found = {_number_kind(item) for item in (part.scale, part.bias) if item is not None}
+    two_levels = found == {TWO_LEVELS}
+    # Of two levels the kernels read those that the K-quants have.
+    shape = (part.bits, part.group, part.bias is not None)
+    if (
+        len(found) != 1
+        or 0 in found
+        or (two_levels and shape not in ((4, 32, True), (5, 32, True), (6, 16, False)))
+    ):
+        raise LoadError(
+            "the cuda back end takes scales and biases of float16 or bfloat16, or of two levels "
+            f"as Q4_K, Q5_K and Q6_K have them, got others of {part.bits} bits in groups of "
+            f"{part.group}"
+        )
+    return found.pop()
+
+
+def _number_kind(numbers: GroupNumbers) -> int:
+    if isinstance(numbers, TwoLevel):
+        return TWO_LEVELS
+    if isinstance(numbers, BFloat16):
+        return DENSE_KINDS["bf16"]
+    return DENSE_KINDS["f16"] if float16_numbers(numbers) is not None else 0
 
 
 def _stack(
@@ -251,10 +296,13 @@ def _stack(
 
 
 def _halves(
-    arrays: Sequence[npt.NDArray[np.generic]], layout: Layout, device: torch.device | str
+    numbers: Sequence[GroupNumbers], layout: Layout, device: torch.device | str
 ) -> TorchTensor:
-    """Stack float16 matrices of shape (N, groups) as int16, groups of 128 said twice."""
-    halves = _stack(arrays, np.int16, device)
+    """Stack 16-bit numbers of shape (N, groups) as int16, groups of 128 said twice."""
+    arrays = [
+        item.bits if isinstance(item, BFloat16) else float16_numbers(item) for item in numbers
+    ]
+    halves = _stack([array for array in arrays if array is not None], np.int16, device)
     return halves.repeat_interleave(layout.k // layout.group // halves.shape[1], dim=1)
 
 
@@ -275,10 +323,9 @@ def _place_elements(values: TorchTensor, layout: Layout) -> TorchTensor:
     # Now (tile, lower, g, chunk, run, 1, t, step in run, high, odd). In the kernels' words register
     # i of A is 2 high + lower, its two elements are odd 0 and 1.
     if layout.kind == 4:
-        # chunk, lane, step, odd, lower, high
-        nibbles = values.permute(0, 3, 2, 6, 4, 7, 9, 1, 8, 5)
-        pairs = nibbles.reshape(tiles, layout.num_chunks, 512, 2)
-        return pairs[..., 0] | (pairs[..., 1] << 4)
+        return _place_nibbles(values, layout)
+    if layout.kind in (5, 6):
+        return _place_split_codes(values, layout)
     if layout.kind == 8:
         steps = values.permute(0, 3, 4, 7, 2, 6, 8, 9, 1, 5)  # chunk, step, lane, high, odd, lower
         steps = steps.reshape(tiles, layout.num_chunks, 2, 2, 32, 8).transpose(3, 4)
@@ -290,18 +337,71 @@ def _place_elements(values: TorchTensor, layout: Layout) -> TorchTensor:
     return steps.contiguous().view(torch.uint8).reshape(tiles, layout.num_chunks, layout.code_bytes)
 
 
-def _finish(codes: TorchTensor, scales: TorchTensor | None, layout: Layout) -> TorchTensor:
-    """Put each piece's scales, int16 of shape (N, groups, 1 or 2), behind its codes."""
-    tiles = len(codes)
-    if scales is None:
-        return _order_pieces([codes], layout)
-    width = scales.shape[2]
-    flat = _pad(scales.flatten(1), layout.num_chunks * CHUNK // layout.group * width)
-    placed = flat.view(tiles, 2, 8, layout.num_chunks, CHUNK // layout.group, width)
-    placed = (
-        placed.permute(0, 3, 4, 2, 1, 5).contiguous().view(torch.uint8)
-    )  # chunk, group, g, lower
-    return _order_pieces([codes, placed], layout)
+def _place_nibbles(values: TorchTensor, layout: Layout) -> TorchTensor:
+    """Bring codes of 4 bits, with dimensions as in `_place_elements`, into the order of use."""
+    nibbles = values.permute(0, 3, 2, 6, 4, 7, 9, 1, 8, 5)  # chunk, lane, step, odd, lower, high
+    pairs = nibbles.reshape(len(values), layout.num_chunks, 512, 2)
+    return pairs[..., 0] | (pairs[..., 1] << 4)
+
+
+def _place_split_codes(values: TorchTensor, layout: Layout) -> TorchTensor:
+    """The same for codes of 5 and 6 bits: nibbles, then a lane's bits above them."""
+    above = (values >> 4).permute(0, 3, 2, 6, 4, 7, 5, 9, 8, 1)  # chunk, lane, step, odd, register
+    bits = layout.kind - 4
+    above = above.reshape(len(values), layout.num_chunks, 32, bits, 4 // bits, 2, 4).int()
+    step, odd, register = torch.meshgrid(
+        *(torch.arange(size, device=values.device) for size in (4 // bits, 2, 4)), indexing="ij"
+    )
+    places = 16 * odd + bits * (4 * step + register)
+    words = (above.long() << places).sum(dim=(4, 5, 6)).to(torch.int32)  # of a lane: one or two
+    fields = words.contiguous().view(torch.uint8).reshape(len(values), layout.num_chunks, -1)
+    return torch.cat([_place_nibbles(values & 15, layout), fields], dim=2)
+
+
+def _place_scales(
+    numbers: Sequence[Sequence[GroupNumbers]], layout: Layout, device: torch.device | str
+) -> TorchTensor:
+    """Bring scales, and biases if any, into the order of use: bytes by tile and chunk."""
+    scales = torch.stack([_halves(each, layout, device) for each in numbers], dim=-1)
+    return _by_chunks(scales, layout, CHUNK // layout.group)
+
+
+def _place_two_levels(
+    numbers: Sequence[Sequence[GroupNumbers]], layout: Layout, device: torch.device | str
+) -> TorchTensor:
+    """The same for scales of two levels."""
+    levels = [[item for item in each if isinstance(item, TwoLevel)] for each in numbers]
+    supers = torch.stack(
+        [_stack([item.super for item in each], np.int16, device) for each in levels], dim=-1
+    ).repeat_interleave(SUPER_COLUMNS // CHUNK, dim=1)
+    placed = [_by_chunks(supers, layout, 1)]
+    small = [_stack([item.small for item in each], np.uint8, device) for each in levels]
+    groups = CHUNK // layout.group
+    if not layout.has_bias:
+        placed.append(_by_chunks(small[0][..., None], layout, groups))
+    else:
+        pairs = small[0].int() | small[1].int() << 6
+        both = _by_rows(pairs[..., None], layout, groups)[..., 0]  # tile, chunk, group, g, lower
+        words = both[..., 0] | both[..., 1] << 12
+        shape = (len(words), layout.num_chunks, -1)
+        low = (words & 0xFFFF).to(torch.int32).contiguous().view(torch.uint8)
+        low = low.view(*words.shape, 4)[..., :2]
+        high = (words >> 16).to(torch.uint8)
+        placed += [low.reshape(shape), high.reshape(shape)]
+    return torch.cat(placed, dim=2)
+
+
+def _by_rows(values: TorchTensor, layout: Layout, each: int) -> TorchTensor:
+    """Return numbers of shape (N, `each` a chunk, width) by tile, chunk, number, g, lower."""
+    flat = _pad(values.flatten(1), layout.num_chunks * each * values.shape[2])
+    placed = flat.view(len(flat) // TILE, 2, 8, layout.num_chunks, each, values.shape[2])
+    return placed.permute(0, 3, 4, 2, 1, 5)
+
+
+def _by_chunks(values: TorchTensor, layout: Layout, each: int) -> TorchTensor:
+    """The same, as bytes of shape (tiles, chunks, bytes of a chunk)."""
+    rows = _by_rows(values, layout, each).contiguous().view(torch.uint8)
+    return rows.reshape(len(rows), layout.num_chunks, -1)
 
 
 def _order_pieces(parts: Sequence[TorchTensor], layout: Layout) -> TorchTensor:

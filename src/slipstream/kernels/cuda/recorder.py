@@ -32,20 +32,10 @@ from slipstream.kernels.cuda.kernels import (
 from slipstream.kernels.cuda.linear import CudaWeight, embed, linear
 from slipstream.kernels.cuda.pages import WHO, KVLayer
 from slipstream.kernels.ops import HeadNorms
-from slipstream.models.arch import (
-    EMBEDDING_SCALE,
-    GELU,
-    LOGIT_SOFTCAP,
-    POST_NORMS,
-    QK_NORM,
-    QKV_BIAS,
-    SHARED_KV,
-    SLOWER,
-    Activation,
-    unsupported,
-)
+from slipstream.models.arch import SLOWER, Activation, AttentionArch, unsupported
 
 THREADS = 256
+NORM_WARPS = 4  # heads of a block
 PLAN_THREADS = 256
 ARGMAX_BLOCKS = 64  # of a row: 262,144 logits are then sixteen a thread
 # A verify: one round of sixteen rows or a few of several sequences. More rows are mostly prompt,
@@ -86,6 +76,11 @@ class Products:
         """Return the kernel that serves a forward."""
         return self.kernel if num_rows <= VERIFY_ROWS or self.kernel == "tile" else "auto"
 
+    @property
+    def switches_after(self) -> int:
+        """Rows up to which `kernel` serves, 0 if it serves all."""
+        return VERIFY_ROWS if self.kernel in ("gemv", "multirow") else 0
+
 
 class Recorder:
     """The `Ops` of the CUDA back end: every call adds launches."""
@@ -100,15 +95,14 @@ class Recorder:
         self._argmax: torch.Tensor | None = None
         self._workspace_bytes = 0
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
-        self._attention: dict[tuple[Any, ...], _Attention] = {}
+        self._attention: dict[tuple[int, AttentionArch], _Attention] = {}
         self._kept: list[Buffer] = []
 
     def embed(self, table: CudaWeight, scale: float = 1.0) -> Buffer:
-        """Record the embedding of `Rows.token_ids`."""
-        refuse_unless(scale == 1, EMBEDDING_SCALE)
+        """Record the embedding of `Rows.token_ids`, scaled."""
         out = self._buffer(torch.float32, table.k)
         inputs, to = self._inputs, out.tensor
-        self._add(lambda rows, _: embed(inputs.token_ids, table, to, num_rows=rows))
+        self._add(lambda rows, _: embed(inputs.token_ids, table, to, num_rows=rows, scale=scale))
         return out
 
     def rms_norm(self, x: Buffer, weight: Vector, eps: float) -> Normed:
@@ -122,41 +116,48 @@ class Recorder:
         residual: Buffer | None = None,
         bias: Vector | None = None,
     ) -> Buffer:
-        """Record x @ weight.T (+ residual)."""
-        refuse_unless(bias is None, QKV_BIAS)
+        """Record x @ weight.T, and what is added to it."""
+        if residual is not None and bias is not None:
+            raise unsupported("the model", ["a bias beside a residual"], WHO, SLOWER)
         source = self._operand(x, weight)
         out = self._buffer(torch.float32, weight.n)
         before = None if residual is None else residual.tensor
+        if bias is not None:
+            before = bias.view(1, -1)
         self._product(source.tensor, weight, out.tensor, before, lambda rows, _: rows)
         return out
 
     def norm_add(
         self, residual: Buffer, x: Buffer, weight: Vector, eps: float, scale: float = 1.0
     ) -> Buffer:
-        """Refuse."""
-        raise unsupported("the model", [POST_NORMS], WHO, SLOWER)
-
-    def rope(self, q: Buffer, kv: KVLayer, norms: HeadNorms | None = None) -> Buffer:
-        """Refuse."""
-        raise unsupported("the model", [SHARED_KV], WHO, SLOWER)
+        """Record (residual + the norm of x) * scale."""
+        out = self._buffer(torch.float32, x.width)
+        kernel, overlap = self._kernels.norm_add, self._kernels.overlap
+        threads = min(1024, math.ceil(x.width / 4 / 32) * 32)
+        arguments = (residual.tensor, x.tensor, weight, out.tensor, x.width, eps, scale)
+        self._add(
+            lambda rows, _: kernel.launch((rows, 1, 1), (threads, 1, 1), arguments, overlap=overlap)
+        )
+        return out
 
     def rope_append(self, qkv: Buffer, kv: KVLayer, norms: HeadNorms | None = None) -> Buffer:
-        """Record rotation and the write of K and V."""
-        refuse_unless(norms is None, QK_NORM)
-        cache, arch, inputs = kv.cache, kv.cache.attention, self._inputs
-        out = self._buffer(torch.float16, arch.num_heads * cache.padded_dim)
+        """Record norms and rotation, and the write of K and V."""
+        arch, inputs = kv.attention, self._inputs
+        if norms is not None or arch.v_norm or arch.k_is_v:
+            return self._norm_rope(qkv, kv, norms, arch.num_heads, arch.num_kv_heads)
+        out = self._buffer(torch.float16, arch.num_heads * kv.padded_dim)
         heads = arch.num_heads + 2 * arch.num_kv_heads
-        blocks = math.ceil(heads * cache.padded_dim // 2 / THREADS)
+        blocks = math.ceil(heads * kv.padded_dim // 2 / THREADS)
         kernel, source, q = self._kernels.rope_append, qkv.tensor, out.tensor
         overlap = self._kernels.overlap
         tail = (
-            *(arch.num_heads, arch.num_kv_heads, arch.head_dim, cache.padded_dim),
+            *(arch.num_heads, arch.num_kv_heads, arch.head_dim, kv.padded_dim),
             int(arch.rope_interleaved),
         )
 
         def launch(rows: int, _: int) -> None:
             arguments = (
-                *(source, q, kv.pages, _stride(kv), cache.cos, cache.sin),
+                *(source, q, kv.pages, _stride(kv), kv.cos, kv.sin),
                 *(inputs.header, inputs.positions, inputs.sequences, inputs.page_table, *tail),
             )
             kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
@@ -164,9 +165,13 @@ class Recorder:
         self._add(launch)
         return out
 
+    def rope(self, q: Buffer, kv: KVLayer, norms: HeadNorms | None = None) -> Buffer:
+        """Record norms and rotation of q."""
+        return self._norm_rope(q, kv, norms, kv.attention.num_heads, 0)
+
     def attention(self, q: Buffer, kv: KVLayer) -> Buffer:
         """Record attention over the pages."""
-        return self._attend(q, kv, kv.cache.attention.num_heads)
+        return self._attend(q, kv, kv.attention.num_heads)
 
     def keep(self, x: Buffer) -> None:
         """Never use the buffer of x again."""
@@ -174,22 +179,22 @@ class Recorder:
 
     def gated(self, gate_up: Buffer, activation: Activation = "silu") -> Buffer:
         """Record the activation."""
-        refuse_unless(activation == "silu", GELU)
         width = gate_up.width // 2
+        if width % 4:
+            raise ValueError(f"an activation's width must be a multiple of 4, got {width}")
         out = self._buffer(torch.bfloat16, width)
         blocks = math.ceil(width / 4 / THREADS)
-        kernel, source, to = self._kernels.gated, gate_up.tensor, out.tensor
-        overlap = self._kernels.overlap
+        kernel, overlap = self._kernels.gated, self._kernels.overlap
+        arguments = (gate_up.tensor, out.tensor, width, int(activation == "gelu_tanh"))
         self._add(
             lambda rows, _: kernel.launch(
-                (blocks, rows, 1), (THREADS, 1, 1), (source, to, width), overlap=overlap
+                (blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap
             )
         )
         return out
 
     def logits(self, x: Buffer | Normed, weight: CudaWeight, softcap: float = 0.0) -> None:
         """Record the output product over `Rows.logit_rows`, and its argmax."""
-        refuse_unless(softcap == 0, LOGIT_SOFTCAP)
         size = (self._max_logits, weight.n)
         logits = self._tensor(size, torch.float32)
         argmax = torch.zeros(self._max_logits, dtype=torch.int32).pin_memory()
@@ -199,9 +204,12 @@ class Recorder:
         source = self._operand(x, weight, picks_rows=True)
         self._product(source.tensor, weight, logits, None, lambda _, wanted: wanted)
         kernel, vocab = self._kernels.argmax, weight.n
-        overlap = self._kernels.overlap
+        overlap, cap = self._kernels.overlap, self._kernels.cap_logits
 
         def launch(_: int, wanted: int) -> None:
+            if wanted and softcap:
+                grid = (ARGMAX_BLOCKS, wanted, 1)
+                cap.launch(grid, (THREADS, 1, 1), (logits, vocab, softcap), overlap=overlap)
             if wanted:
                 arguments = (logits, argmax, found, arrivals, vocab)
                 kernel.launch(
@@ -223,13 +231,46 @@ class Recorder:
             max_logits=self._max_logits,
             workspace_bytes=self._workspace_bytes + self._inputs.num_bytes,
             cache=self._kernels.cache,
+            switches_after=self._products.switches_after,
             kept=[buffer.tensor for buffer in self._kept],
         )
 
     def _attend(self, q: Buffer, kv: KVLayer, num_heads: int) -> Buffer:
-        out = self._buffer(torch.bfloat16, num_heads * kv.cache.attention.head_dim)
+        out = self._buffer(torch.bfloat16, num_heads * kv.attention.head_dim)
         shared = self._attention_of(kv, num_heads)
         self._add(shared.launch_of(q.tensor, kv, out.tensor, self._inputs))
+        return out
+
+    def _norm_rope(
+        self,
+        source: Buffer,
+        kv: KVLayer,
+        norms: HeadNorms | None,
+        num_heads: int,
+        num_kv_heads: int,
+        shift: int = 0,
+    ) -> Buffer:
+        """Record norms and rotation by the positions plus `shift`; no KV heads for q alone."""
+        arch, inputs = kv.attention, self._inputs
+        heads = num_heads + (1 if arch.k_is_v else 2) * num_kv_heads
+        if source.width != heads * arch.head_dim:
+            raise ValueError(f"{heads} heads of {arch.head_dim} columns, got {source.width}")
+        out = self._buffer(torch.float16, num_heads * kv.padded_dim)
+        blocks = math.ceil((num_heads + 2 * num_kv_heads) / NORM_WARPS)
+        kernel, overlap = self._kernels.norm_rope, self._kernels.overlap
+        head = (source.tensor, out.tensor, kv.pages, _stride(kv), kv.cos, kv.sin)
+        weights = (None, None, 0.0) if norms is None else (norms.q, norms.k, norms.eps)
+        sizes = (shift, num_heads, num_kv_heads, arch.head_dim, kv.padded_dim)
+        flags = (int(arch.rope_interleaved), int(arch.v_norm), int(arch.k_is_v))
+
+        def launch(rows: int, _: int) -> None:
+            arguments = (
+                *(*head, inputs.header, inputs.positions, inputs.sequences, inputs.page_table),
+                *(*weights, *sizes, *flags),
+            )
+            kernel.launch((blocks, rows, 1), (32 * NORM_WARPS, 1, 1), arguments, overlap=overlap)
+
+        self._add(launch)
         return out
 
     def _product(
@@ -263,6 +304,8 @@ class Recorder:
         """Return x as bfloat16, launching its norm; `picks_rows` takes the rows of logits only."""
         if x.width != weight.k:
             raise ValueError(f"a product of width {weight.k} got a value of width {x.width}")
+        if x.width % 4:
+            raise ValueError(f"a product's width must be a multiple of 4, got {x.width}")
         if isinstance(x, Buffer) and x.tensor.dtype == torch.bfloat16 and not picks_rows:
             return x
         out = self._buffer(torch.bfloat16, x.width)
@@ -288,9 +331,8 @@ class Recorder:
         return out
 
     def _attention_of(self, kv: KVLayer, num_heads: int) -> _Attention:
-        """Return what the layers of one cache share; the first one plans the step's tiles."""
-        arch = kv.cache.attention
-        key = (num_heads, arch.num_kv_heads, arch.head_dim)
+        """Return what layers of one kind share; the first one plans the step's tiles."""
+        key = (num_heads, kv.attention)
         if key not in self._attention:
             shared = _Attention.of(kv, num_heads, self._kernels, self._max_rows)
             self._workspace_bytes += shared.num_bytes
@@ -307,8 +349,6 @@ class Recorder:
         return tensor
 
     def _buffer(self, dtype: torch.dtype, width: int) -> Buffer:
-        if width % 4:
-            raise ValueError(f"a value's width must be a multiple of 4, got {width}")
         free = self._free.setdefault((dtype, width), [])
         tensor = free.pop() if free else self._tensor((self._max_rows, width), dtype)
         buffer = Buffer(tensor, width)
@@ -316,19 +356,9 @@ class Recorder:
         return buffer
 
 
-def refuse_unless(neutral: bool, *features: str) -> None:
-    """Refuse an op's argument that is not the neutral one.
-
-    Raises:
-        LoadError: it names the features.
-    """
-    if not neutral:
-        raise unsupported("the model", features, WHO, SLOWER)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Attention:
-    """What the attention launches of one cache's layers share.
+    """What the attention launches of layers of one kind share.
 
     Attributes:
         num_heads: query heads.
@@ -348,14 +378,13 @@ class _Attention:
 
     @classmethod
     def of(cls, kv: KVLayer, num_heads: int, kernels: StepKernels, max_rows: int) -> _Attention:
-        cache = kv.cache
-        group = num_heads // cache.attention.num_kv_heads
+        group = num_heads // kv.attention.num_kv_heads
         tile_rows = 16 // min(group, 16)
-        slots = max(2, math.ceil(cache.max_len / SPLIT))
-        record = cache.padded_dim + RECORD_EXTRA
+        slots = max(2, math.ceil(kv.max_len / SPLIT))
+        record = kv.padded_dim + RECORD_EXTRA
         most = max(min(SPREAD_ROWS, max_rows) * slots, 2 * max_rows)
         return cls(
-            kernel=kernels.attention(cache.padded_dim),
+            kernel=kernels.attention(kv.attention),
             num_heads=num_heads,
             plan=torch.zeros(4 + 4 * max_rows, dtype=torch.int32, device="cuda"),
             parts=torch.zeros(most * num_heads * record, device="cuda"),
@@ -381,16 +410,19 @@ class _Attention:
 
     def launch_of(self, q: torch.Tensor, kv: KVLayer, out: torch.Tensor, inputs: Inputs) -> Launch:
         """Return the launch of one layer."""
-        arch = kv.cache.attention
-        scale = math.log2(math.e) * arch.scale
+        arch = kv.attention
+        scale, cap = math.log2(math.e) * arch.scale, 0.0
+        if arch.softcap:
+            scale, cap = arch.scale / arch.softcap, math.log2(math.e) * arch.softcap
         heads = (self.num_heads, arch.num_kv_heads, arch.head_dim)
+        seen = (scale, cap, arch.window)
 
         def launch(rows: int, _: int) -> None:
             in_turn = rows > SPREAD_ROWS
             arguments = (
                 *(q, kv.pages, _stride(kv), inputs.header, inputs.positions),
                 *(inputs.page_table, self.plan, out, self.parts, self.arrivals),
-                *(2 if in_turn else self.slots, int(in_turn), *heads, scale),
+                *(2 if in_turn else self.slots, int(in_turn), *heads, *seen),
             )
             grid = (self.kernel.num_blocks, 1, 1)
             self.kernel.main.launch(
@@ -402,4 +434,4 @@ class _Attention:
 
 def _stride(kv: KVLayer) -> ctypes.c_longlong:
     """Return the fp16 elements between pages."""
-    return ctypes.c_longlong(kv.cache.pages.stride(1))
+    return ctypes.c_longlong(kv.pages.stride(0))

@@ -32,7 +32,7 @@ from slipstream.models.loading.keys import MAX_WIDTH, Keys
 from slipstream.models.loading.metadata import describe
 from slipstream.models.loading.safetensors_files import SafetensorsFiles, read_files
 from slipstream.models.loading.weights_map import is_finite
-from slipstream.models.weights import DenseTensor, QuantizedTensor, Tensor
+from slipstream.models.weights import BFloat16, DenseTensor, GroupNumbers, Tensor, TwoLevel
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 CONFIG = "config.json"
@@ -258,7 +258,6 @@ def columns(tensor: Tensor, first: int, last: int) -> Tensor:
     """
     if isinstance(tensor, DenseTensor):
         return dataclasses.replace(tensor, values=tensor.values[:, first:last])
-    assert isinstance(tensor, QuantizedTensor)
     group = tensor.group
     if first % group or last % group:
         raise LoadError(f"a matrix in groups of {group} cannot be parted at column {first or last}")
@@ -266,6 +265,14 @@ def columns(tensor: Tensor, first: int, last: int) -> Tensor:
     return dataclasses.replace(
         tensor,
         codes=tensor.codes[:, first:last],
-        scale=tensor.scale[:, part],
-        bias=None if tensor.bias is None else tensor.bias[:, part],
+        scale=_of_groups(tensor.scale, part),
+        bias=None if tensor.bias is None else _of_groups(tensor.bias, part),
     )
+
+
+def _of_groups(numbers: GroupNumbers, part: slice) -> GroupNumbers:
+    if isinstance(numbers, TwoLevel):
+        raise LoadError("a matrix with scales of two levels cannot be parted by columns")
+    if isinstance(numbers, BFloat16):
+        return BFloat16(bits=numbers.bits[:, part])
+    return numbers[:, part]

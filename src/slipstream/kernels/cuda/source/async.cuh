@@ -144,3 +144,19 @@ __device__ __forceinline__ float read_cluster(const float* pointer, int rank) {
 #endif
   return value;
 }
+
+// The same for four floats.
+__device__ __forceinline__ float4 read_cluster_4(const float4* pointer, int rank) {
+  float4 values = {0, 0, 0, 0};
+#if __CUDA_ARCH__ >= 900
+  u32 remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote)
+      : "r"(shared_address(pointer)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "r"(remote)
+               : "memory");
+#endif
+  return values;
+}

@@ -2,23 +2,26 @@
 //
 // Up to 16 query rows of one sequence and one KV head (rows times the query heads that share it)
 // are the M side of mma.m16n8k16; each of them is computed as if it were alone. The context is cut
-// into splits of 256 positions at absolute places. In a split, lane group w of LANES takes every
-// fourth page from the w-th on, with an online softmax of its own for each row; the four are added
+// into splits of 256 positions at absolute places. In a split, lane group w of LANES takes each
+// LANES-th page from the w-th on, with an online softmax of its own for each row; they are added
 // up in their order, and splits in the order of positions, always by the same arithmetic. Who
-// computes which split, and who else rides along, never shows: a page beyond a row's position adds
-// exact zeros to it.
+// computes which split, and who else rides along, never shows: a page beyond a row's position, or
+// before its window, adds exact zeros to it.
 //
 // A page of one KV head is laid out (key_place, value_place in layers.cu) so that the words a lane
 // of a warp copies to shared memory are the operands that the same lane reads: the inner loop has
-// no barrier. Heads of more than 128 columns are shared by two warps, which add up their scores.
+// no barrier. Heads of more than 128 columns are shared by two warps, of more than 256 by four, which
+// add up their scores.
 //
 // Compiled for one padded head size DIM (a multiple of 32) and STAGES pages in flight a warp. Where
-// shared memory is short, ONE_PLACE lets the sums of a split take the place of its pages.
+// shared memory is short, ONE_PLACE lets the sums of a split take the place of its pages. WINDOWED: a
+// row sees `window` positions, its own included. CAPPED: scores are soft-capped.
 #include "step.cuh"
 
-#define LANES 4                          // pages of a split that are worked on at a time
-#define SPLIT_PAGES (4 * LANES)
-#define PARTS (DIM > 128 ? 2 : 1)        // warps that share a page's columns
+#define LANES (DIM > 256 ? 2 : 4)        // pages of a split that are worked on at a time
+#define SPLIT_PAGES 16
+#define LANE_PAGES (SPLIT_PAGES / LANES)
+#define PARTS (DIM > 256 ? 4 : DIM > 128 ? 2 : 1)  // warps that share a page's columns
 #define COLUMNS (DIM / PARTS)            // of one warp
 #define WARPS (LANES * PARTS)
 #define THREADS (WARPS * 32)
@@ -93,7 +96,8 @@ struct Part {
 
 __device__ __forceinline__ void fold(Part& a, const Part& b) {
     const float top = fmaxf(a.top, b.top);
-    const float u = exp2_fast(a.top - top), v = exp2_fast(b.top - top);
+    const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen on either side
+    const float u = exp2_fast(a.top - base), v = exp2_fast(b.top - base);
     a.top = top;
     a.sum = __fmaf_rn(a.sum, u, __fmul_rn(b.sum, v));
     a.values.x = __fmaf_rn(a.values.x, u, __fmul_rn(b.values.x, v));
@@ -141,12 +145,12 @@ __device__ __forceinline__ void store_row(bfloat16_bits* out, const Part& part) 
 //   parts: `slots` records of RECORD floats for each row and head: one a split, or, where one
 //   worker takes all splits in turn, two that carry the sum so far.
 //   arrivals: a zero for every row and head block, zero again at the end.
-//   scale: log2(e) / sqrt(head_dim).
+//   scale: of scores, times log2(e); where CAPPED, over the cap instead, and `cap` times log2(e).
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention(const half_bits* q, const half_bits* pages, long long page_stride, const int* inputs,
               const int* positions, const int* page_table, const int* plan, bfloat16_bits* out,
               float* parts, unsigned* arrivals, int slots, int in_turn, int heads, int kv_heads,
-              int head_dim, float scale) {
+              int head_dim, float scale, float cap, int window) {
     extern __shared__ uint4 shared[];
     uint4* ring = shared;                                         // [WARPS][STAGES][PAGE_WORDS]
     // [LANES][16][PITCH]
@@ -178,7 +182,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int first_head = head_block / kv_heads * width;  // within the group
         const int last_page = tile.last_position / 16;
         const int num_splits = last_page / SPLIT_PAGES + 1;
-        if (worker >= num_splits) continue;
+        int lowest = 0;  // position that a row of the tile sees
+        if (WINDOWED) {
+            lowest = tile.last_position;
+            for (int i = 0; i < tile.num_rows; i++)
+                lowest = min(lowest, positions[tile.row + i]);
+            lowest = max(0, lowest - window + 1);
+        }
+        const int before_page = lowest / 16, before_split = before_page / SPLIT_PAGES;
+        if (before_split + worker >= num_splits) continue;
         const int* table = page_table + (size_t)tile.sequence * table_stride;
         const uint4* first_page =
             (const uint4*)(pages + ((size_t)kv_head * DIM + half * COLUMNS) * 16);
@@ -186,11 +198,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
         // Copy number n of this warp: its n-th page, counted over all splits of the worker.
         const auto page_number = [&](int n) {
-            return (worker + n / 4 * workers) * SPLIT_PAGES + n % 4 * LANES + own;
+            return (before_split + worker + n / LANE_PAGES * workers) * SPLIT_PAGES +
+                   n % LANE_PAGES * LANES + own;
         };
         const auto page_id = [&](int n) {
             const int page = page_number(n);
-            return page <= last_page ? __ldcg(table + page) : -1;
+            return page <= last_page && page >= before_page ? __ldcg(table + page) : -1;
         };
         const auto copy = [&](int n, int id) {
             if (id >= 0) {
@@ -239,18 +252,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();  // the item before is done with `last` and what else is shared
         if (threadIdx.x < 8 * 4 && c == 0) last[g] = limit[0], last[g + 8] = limit[1];
 
+        // The first split that row m sees.
+        const auto first_of = [&](int m) {
+            return WINDOWED ? max(0, last[m] - window + 1) / (16 * SPLIT_PAGES) : 0;
+        };
         int n = 0;
-        for (int split = worker; split < num_splits; split += workers) {
+        for (int split = before_split + worker; split < num_splits; split += workers) {
             float acc[COLUMNS / 8][4], top[2], sum[2];
 #pragma unroll
             for (int i = 0; i < COLUMNS / 8; i++)
                 acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
             top[0] = top[1] = minus_infinity();
             sum[0] = sum[1] = 0.0f;
-            for (const int end = n + 4; n < end; n++) {
+            for (const int end = n + LANE_PAGES; n < end; n++) {
                 asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
                 const int page = page_number(n);
-                if (page <= last_page) {
+                if (page <= last_page && page >= before_page) {
                     const uint4* words = own_ring + n % STAGES * PAGE_WORDS;
                     // Scores of 16 query rows and 16 keys: word t of a column chunk has the keys of
                     // tile t, and its halves go to sums of their own to shorten the chain.
@@ -269,18 +286,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     for (int t = 0; t < 2; t++)
 #pragma unroll
                         for (int e = 0; e < 4; e++) score[t][0][e] += score[t][1][e];
-                    if (PARTS == 2) {
-                        float4* both = scores + (own * 2 + n % 2) * PARTS * 64;
+                    if (PARTS > 1) {
+                        float4* all = scores + (own * 2 + n % 2) * PARTS * 64;
 #pragma unroll
                         for (int t = 0; t < 2; t++)
-                            both[(half * 2 + t) * 32 + lane] = make_float4(
+                            all[(half * 2 + t) * 32 + lane] = make_float4(
                                 score[t][0][0], score[t][0][1], score[t][0][2], score[t][0][3]);
-                        asm volatile("bar.sync %0, 64;" ::"r"(own + 1) : "memory");
+                        asm volatile("bar.sync %0, %1;" ::"r"(own + 1), "n"(PARTS * 32) : "memory");
 #pragma unroll
                         for (int t = 0; t < 2; t++) {
-                            const float4 a = both[t * 32 + lane], b = both[(2 + t) * 32 + lane];
-                            score[t][0][0] = a.x + b.x, score[t][0][1] = a.y + b.y;
-                            score[t][0][2] = a.z + b.z, score[t][0][3] = a.w + b.w;
+                            float4 a = all[t * 32 + lane];
+#pragma unroll
+                            for (int p = 1; p < PARTS; p++) {
+                                const float4 b = all[(2 * p + t) * 32 + lane];
+                                a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w;
+                            }
+                            score[t][0][0] = a.x, score[t][0][1] = a.y;
+                            score[t][0][2] = a.z, score[t][0][3] = a.w;
                         }
                     }
                     unsigned weights[4];
@@ -290,8 +312,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         float largest = top[r];
 #pragma unroll
                         for (int i = 0; i < 4; i++) {
-                            const bool seen = page * 16 + 4 * c + i <= limit[r];
-                            s[i] = seen ? score[i / 2][0][r * 2 + i % 2] * scale : minus_infinity();
+                            const int position = page * 16 + 4 * c + i;
+                            bool seen = position <= limit[r];
+                            if (WINDOWED) seen &= position > limit[r] - window;
+                            float value = score[i / 2][0][r * 2 + i % 2] * scale;
+                            if (CAPPED) value = cap * tanhf(value);
+                            s[i] = seen ? value : minus_infinity();
                             largest = fmaxf(largest, s[i]);
                         }
                         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
@@ -345,7 +371,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int i = threadIdx.x; i < tile.num_rows * width * DIM / 4; i += THREADS) {
                 const int m = i / (DIM / 4), column = i % (DIM / 4);
                 const int last_split = last[m] < 0 ? -1 : last[m] / (16 * SPLIT_PAGES);
-                if (split > last_split) continue;
+                const int first = first_of(m);
+                if (split > last_split || split < first) continue;
                 Part part;
 #pragma unroll
                 for (int w = 0; w < LANES; w++) {
@@ -358,11 +385,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         fold(part, {own_sums.x, own_sums.y, values});
                 }
                 float* records = parts + place_of(m) * slots * RECORD;
-                if (workers > 1 && last_split > 0) {
+                if (workers > 1 && last_split > first) {
                     store_part(records + (size_t)split * RECORD, column, part);
                     continue;
                 }
-                if (split > 0) {  // two records by turns: others still read the one before
+                if (split > first) {  // two records by turns: others still read the one before
                     Part before = load_part(records + (split - 1) % 2 * RECORD, column);
                     fold(before, part);
                     part = before;
@@ -380,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
         }
 
-        const int active = min(workers, num_splits);
+        const int active = min(workers, num_splits - before_split);
         if (active == 1) continue;
         // Rows of several splits: workers share out the columns and add splits in their order.
         unsigned* count = arrivals + (size_t)tile.row * head_blocks + head_block;
@@ -389,10 +416,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
              i += active * THREADS) {
             const int m = i / (DIM / 4), column = i % (DIM / 4);
             const int last_split = last[m] < 0 ? -1 : last[m] / (16 * SPLIT_PAGES);
-            if (last_split < 1 || column * 4 >= head_dim) continue;
+            const int first = first_of(m);
+            if (last_split <= first || column * 4 >= head_dim) continue;
             const float* records = parts + place_of(m) * slots * RECORD;
-            Part total = load_part(records, column);
-            for (int s = 1; s <= last_split; s += 16) {
+            Part total = load_part(records + (size_t)first * RECORD, column);
+            for (int s = first + 1; s <= last_split; s += 16) {
                 Part some[16];
 #pragma unroll
                 for (int u = 0; u < 16; u++)

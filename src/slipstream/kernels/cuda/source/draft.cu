@@ -1,36 +1,10 @@
-// What an assistant's draft does besides the kernels of a step: turn queries without writing KV, and
-// pick the token that the next draft step begins with.
+// What an assistant's draft does besides the kernels of a step: pick the token that the next draft step
+// begins with.
 //
 // `positions` are those of the last token before the anchors, up to which attention sees; -1 is
 // padding. In draft step `step`, from 0, a row stands at positions + 1 + step.
 #include "noise.cuh"
 #include "step.cuh"
-
-// Rotate q of `heads` heads; out is fp16, `padded_dim` columns a head. A thread has a pair of columns.
-// Grid (pair blocks, rows).
-extern "C" __global__ void rope(const float* q, half_bits* out, const float* cosines,
-                                const float* sines, const int* positions, int step, int heads,
-                                int head_dim, int padded_dim, int interleaved) {
-    let_next_start();
-    wait_for_inputs();
-    const int row = blockIdx.y, position = positions[row] + 1 + step;
-    const int pairs = padded_dim / 2, half_dim = head_dim / 2;
-    const int index = blockIdx.x * blockDim.x + threadIdx.x;
-    const int head = index / pairs, pair = index % pairs;
-    if (positions[row] < 0 || head >= heads) return;
-    int a = 2 * pair, b = 2 * pair + 1;
-    float x = 0.0f, y = 0.0f;
-    if (pair < half_dim) {
-        if (!interleaved) a = pair, b = pair + half_dim;
-        const float* in = q + ((size_t)row * heads + head) * head_dim;
-        const float c = cosines[(size_t)position * half_dim + pair];
-        const float s = sines[(size_t)position * half_dim + pair];
-        x = __fmaf_rn(in[a], c, -__fmul_rn(in[b], s));
-        y = __fmaf_rn(in[a], s, __fmul_rn(in[b], c));
-    }
-    half_bits* to = out + ((size_t)row * heads + head) * padded_dim;
-    to[a] = to_half(x), to[b] = to_half(y);
-}
 
 // How a row's tokens are picked; kernels/cuda/draft.py writes it.
 struct Draw {

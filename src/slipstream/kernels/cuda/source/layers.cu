@@ -78,10 +78,49 @@ extern "C" __global__ void pick_rows(const bfloat16_bits* x, bfloat16_bits* out,
     for (int i = threadIdx.x; i < width / 4; i += blockDim.x) to[i] = in[i];
 }
 
+// (residual + x / sqrt(mean(x**2) + eps) * weight) * scale; `out` may be `residual`. A block a row, whose
+// size depends on the width alone.
+extern "C" __global__ void __launch_bounds__(1024)
+    norm_add(const float* residual, const float* x, const float* weight, float* out, int width,
+             float eps, float factor) {
+    __shared__ float sums[32];
+    wait_for_inputs();
+    const int count = width / 4, step = blockDim.x;
+    const float4* in = (const float4*)(x + (size_t)blockIdx.x * width);
+    const float4* before = (const float4*)(residual + (size_t)blockIdx.x * width);
+    float4* to = (float4*)(out + (size_t)blockIdx.x * width);
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < count; i += step) {
+        const float4 v = in[i];
+        sum = fmaf(v.x, v.x, sum);
+        sum = fmaf(v.y, v.y, sum);
+        sum = fmaf(v.z, v.z, sum);
+        sum = fmaf(v.w, v.w, sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    const float total = warp_sum(threadIdx.x % 32 < step / 32 ? sums[threadIdx.x % 32] : 0.0f);
+    const float scale = 1.0f / sqrtf(total / (float)width + eps);
+    for (int i = threadIdx.x; i < count; i += step) {
+        const float4 v = in[i], w = ((const float4*)weight)[i], r = before[i];
+        to[i] = make_float4(fmaf(v.x * scale, w.x, r.x) * factor,
+                            fmaf(v.y * scale, w.y, r.y) * factor,
+                            fmaf(v.z * scale, w.z, r.z) * factor,
+                            fmaf(v.w * scale, w.w, r.w) * factor);
+    }
+}
+
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
-// silu(gate) * up as bfloat16 for rows of gate, then up. Grid (column blocks, rows).
-extern "C" __global__ void gated(const float* gate_up, bfloat16_bits* out, int width) {
+// 0.79788456 is sqrt(2 / pi).
+__device__ __forceinline__ float gelu_tanh(float x) {
+    return 0.5f * x * (1.0f + tanhf(0.79788456f * fmaf(0.044715f * x * x, x, x)));
+}
+
+// silu(gate) * up as bfloat16 for rows of gate, then up; gelu_tanh where `gelu`. Grid (column blocks,
+// rows).
+extern "C" __global__ void gated(const float* gate_up, bfloat16_bits* out, int width, int gelu) {
     let_next_start();
     wait_for_inputs();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -89,9 +128,18 @@ extern "C" __global__ void gated(const float* gate_up, bfloat16_bits* out, int w
     const float* row = gate_up + (size_t)blockIdx.y * 2 * width;
     const float4 gate = ((const float4*)row)[i];
     const float4 up = ((const float4*)(row + width))[i];
+    const auto act = [&](float x) { return gelu ? gelu_tanh(x) : silu(x); };
     ((uint2*)(out + (size_t)blockIdx.y * width))[i] =
-        make_uint2(pack_bfloat16(silu(gate.x) * up.x, silu(gate.y) * up.y),
-                   pack_bfloat16(silu(gate.z) * up.z, silu(gate.w) * up.w));
+        make_uint2(pack_bfloat16(act(gate.x) * up.x, act(gate.y) * up.y),
+                   pack_bfloat16(act(gate.z) * up.z, act(gate.w) * up.w));
+}
+
+// cap * tanh(logits / cap), in place. Grid (column blocks, rows).
+extern "C" __global__ void cap_logits(float* logits, int width, float cap) {
+    wait_for_inputs();
+    float* row = logits + (size_t)blockIdx.y * width;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < width; i += gridDim.x * blockDim.x)
+        row[i] = cap * tanhf(row[i] / cap);
 }
 
 // Places of a head's elements in its share of a page, laid out so that a lane of the attention
@@ -153,4 +201,78 @@ extern "C" __global__ void rope_append(const float* qkv, half_bits* q, half_bits
         to[key_place(slot, a)] = to_half(x), to[key_place(slot, b)] = to_half(y);
     else
         to[value_place(slot, a)] = to_half(x), to[value_place(slot, b)] = to_half(y);
+}
+
+// The same with norms, a warp for each head. A head of q or k is divided by the root of its mean square
+// and weighted, then turned; one of v is divided where `v_norm`, and comes from k's columns where
+// `k_is_v`. Without KV heads only q is made: `shift` is added to positions then. Grid (head blocks, rows).
+//   q_weight, k_weight: of head_dim, null for no norm.
+extern "C" __global__ void norm_rope(const float* qkv, half_bits* q, half_bits* pages,
+                                     long long page_stride, const float* cosines,
+                                     const float* sines, const int* inputs, const int* positions,
+                                     const int* sequences, const int* page_table,
+                                     const float* q_weight, const float* k_weight, float eps,
+                                     int shift, int heads, int kv_heads, int head_dim,
+                                     int padded_dim, int interleaved, int v_norm, int k_is_v) {
+    constexpr int MOST = 8;  // pairs of a lane: heads have up to 512 columns
+    let_next_start();
+    wait_for_inputs();
+    const int row = blockIdx.y, lane = threadIdx.x % 32;
+    const int head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (positions[row] < 0 || head >= heads + 2 * kv_heads) return;
+    const int position = positions[row] + shift;
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+    const int half_dim = head_dim / 2, pairs = padded_dim / 2;
+    const int sources = heads + (k_is_v ? 1 : 2) * kv_heads;
+    const int source = is_value && k_is_v ? head - kv_heads : head;
+    const float* in = qkv + ((size_t)row * sources + source) * head_dim;
+    const float* weight = is_query ? q_weight : is_value ? nullptr : k_weight;
+    const bool halves = !interleaved && !is_value;
+    float x[MOST], y[MOST], sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        const int pair = lane + 32 * i;
+        x[i] = y[i] = 0.0f;
+        if (pair < half_dim) {
+            x[i] = in[halves ? pair : 2 * pair];
+            y[i] = in[halves ? pair + half_dim : 2 * pair + 1];
+        }
+        sum = fmaf(x[i], x[i], sum);
+        sum = fmaf(y[i], y[i], sum);
+    }
+    sum = warp_sum(sum);
+    const bool normed = weight != nullptr || (is_value && v_norm);
+    const float scale = normed ? 1.0f / sqrtf(sum / (float)head_dim + eps) : 1.0f;
+    half_bits* to;
+    const int slot = position % 16;
+    if (is_query) {
+        to = q + ((size_t)row * heads + head) * padded_dim;
+    } else {
+        const int page = page_table[(size_t)sequences[row] * inputs[0] + position / 16];
+        to = pages + page * page_stride + (size_t)(head - heads) * 16 * padded_dim;
+    }
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        const int pair = lane + 32 * i;
+        if (pair >= pairs) continue;
+        int a = 2 * pair, b = 2 * pair + 1;
+        float u = x[i] * scale, v = y[i] * scale;
+        if (pair < half_dim) {
+            if (halves) a = pair, b = pair + half_dim;
+            if (weight != nullptr) u *= weight[a], v *= weight[b];
+            if (!is_value) {
+                const float c = cosines[(size_t)position * half_dim + pair];
+                const float s = sines[(size_t)position * half_dim + pair];
+                const float turned = __fmaf_rn(u, c, -__fmul_rn(v, s));
+                v = __fmaf_rn(u, s, __fmul_rn(v, c));
+                u = turned;
+            }
+        }
+        if (is_query)
+            to[a] = to_half(u), to[b] = to_half(v);
+        else if (is_value)
+            to[value_place(slot, a)] = to_half(u), to[value_place(slot, b)] = to_half(v);
+        else
+            to[key_place(slot, a)] = to_half(u), to[key_place(slot, b)] = to_half(v);
+    }
 }

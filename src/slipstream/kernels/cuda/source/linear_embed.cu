@@ -3,7 +3,7 @@
 // Each value is scale * (code - ZERO), then + bias, each rounded once: the canonical tensor's own.
 
 #include "async.cuh"
-#include "linear_layout.cuh"
+#include "linear_inner.cuh"
 
 __device__ __forceinline__ float element(const char* weight, int row, int column) {
   const int chunk = column / CHUNK, at = column % CHUNK;
@@ -24,16 +24,22 @@ __device__ __forceinline__ float element(const char* weight, int row, int column
     if constexpr (KIND == 4) {
       const u32 word = reinterpret_cast<const u32*>(codes)[lane * 4 + step];
       code = word >> (16 * odd + 8 * lower + 4 * high) & 15;
+    } else if constexpr (KIND == 5 || KIND == 6) {
+      const u32 word = reinterpret_cast<const u32*>(codes)[lane * 4 + step];
+      const u32* upper = reinterpret_cast<const u32*>(codes + LOW_CODE_BYTES);
+      const int field = step * 4 + high * 2 + lower;  // a bit each, or two
+      const u32 above = KIND == 5 ? upper[lane] >> (16 * odd + field) & 1
+                                  : upper[lane * 2 + step / 2] >> (16 * odd + field % 8 * 2) & 3;
+      code = (word >> (16 * odd + 8 * lower + 4 * high) & 15) | above << 4;
     } else {
       const int byte = ((step / 2 * 32 + lane) * 2 + step % 2) * 8 + high * 4 + odd * 2 + lower;
       code = reinterpret_cast<const unsigned char*>(codes)[byte];
     }
-    const char* scales = from + PIECE_CHUNKS * CHUNK_CODE_BYTES + within * CHUNK_SCALE_BYTES +
-                         at / GROUP * GROUP_SCALE_BYTES;
-    const u16* pair =
-        reinterpret_cast<const u16*>(scales) + (row % 8 * 2 + lower) * (1 + HAS_BIAS);
-    const float value = __fmul_rn(float(code - ZERO), half_to_float(pair[0]));
-    return HAS_BIAS ? __fadd_rn(value, half_to_float(pair[HAS_BIAS])) : value;
+    const char* scales = from + PIECE_CHUNKS * CHUNK_CODE_BYTES + within * CHUNK_SCALE_BYTES;
+    float scale[2], bias[2];
+    read_scales(scales, at / GROUP, row % 8, scale, bias);
+    const float value = __fmul_rn(float(code - ZERO), scale[lower]);
+    return HAS_BIAS ? __fadd_rn(value, bias[lower]) : value;
   } else if constexpr (KIND == 32) {
     const int at_word = ((step * 2 + high) * 32 + lane) * 4 + lower * 2 + odd;
     return reinterpret_cast<const float*>(codes)[at_word];
@@ -44,11 +50,12 @@ __device__ __forceinline__ float element(const char* weight, int row, int column
   }
 }
 
-// One block for each row of `out`, float32 of shape (rows, k).
-extern "C" __global__ void embed(const char* weight, const int* ids, float* out, int k) {
+// One block for each row of `out`, float32 of shape (rows, k), times `factor`.
+extern "C" __global__ void embed(const char* weight, const int* ids, float* out, int k,
+                                 float factor) {
   allow_next_kernel();
   wait_for_previous_kernel();
   const int row = ids[blockIdx.x];
   for (int column = threadIdx.x; column < k; column += blockDim.x)
-    out[size_t(blockIdx.x) * k + column] = element(weight, row, column);
+    out[size_t(blockIdx.x) * k + column] = __fmul_rn(element(weight, row, column), factor);
 }

@@ -8,6 +8,7 @@
 // Codes need no conversion: the bits of a small integer c, read as bfloat16, are c * 2^-133, since
 // subnormal numbers and the first normal ones are evenly spaced. A mask alone picks a code out of its
 // word; one that stays in the upper half of a byte counts 16 times, so its inputs are divided by 16.
+// Codes of 5 and 6 bits are put together of a nibble and what is above it.
 // Inputs are multiplied by 2^96 to keep products normal: that is exact below 2^31, and sums are
 // multiplied by 2^37 once a slice.
 #pragma once
@@ -54,9 +55,17 @@ __device__ __forceinline__ void split_terms(float low, float high, int i, u32 (&
 // The A operand of one step, from a chunk's codes in shared memory.
 struct ChunkCodes {
   const uint4* lane_codes;
+  const char* above;  // this lane's bits above the nibbles
 
   __device__ __forceinline__ ChunkCodes(const char* codes, int lane)
-      : lane_codes(reinterpret_cast<const uint4*>(codes) + lane) {}
+      : lane_codes(reinterpret_cast<const uint4*>(codes) + lane),
+        above(codes + LOW_CODE_BYTES + lane * (KIND == 6 ? 8 : 4)) {}
+
+  __device__ __forceinline__ u32 high_word(int step) const {
+    if constexpr (KIND == 5) return *reinterpret_cast<const u32*>(above);
+    const uint2 words = *reinterpret_cast<const uint2*>(above);
+    return step < 2 ? words.x : words.y;
+  }
 
   __device__ __forceinline__ void load(int step, u32 (&a)[TERMS][4]) const {
     if constexpr (KIND == 4) {
@@ -67,6 +76,18 @@ struct ChunkCodes {
       a[0][1] = upper & 0x000F000Fu;
       a[0][2] = word & 0x00F000F0u;
       a[0][3] = upper & 0x00F000F0u;
+    } else if constexpr (KIND == 5 || KIND == 6) {
+      const uint4 words = lane_codes[0];
+      const u32 word = step == 0 ? words.x : step == 1 ? words.y : step == 2 ? words.z : words.w;
+      const u32 upper = high_word(step);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // Register i has the nibbles 2 (i % 2) + i / 2 and 4 more, and field `field` of each half.
+        constexpr u32 mask = KIND == 6 ? 0x00300030u : 0x00100010u;
+        const int field = KIND == 6 ? 2 * (step % 2 * 4 + i) : step * 4 + i;
+        const u32 above = field < 4 ? upper << (4 - field) : upper >> (field - 4);
+        a[0][i] = word >> (i % 2 * 8 + i / 2 * 4) & 0x000F000Fu | above & mask;
+      }
     } else if constexpr (KIND == 8) {
       const uint4 words = lane_codes[step / 2 * 32];
       const u32 pair[2] = {step % 2 ? words.z : words.x, step % 2 ? words.w : words.y};
@@ -92,24 +113,87 @@ struct ChunkCodes {
   }
 };
 
+__device__ __forceinline__ float low_number(u32 pair) {
+  return SCALE == 16 ? bf16_to_float(u16(pair)) : low_half(pair);
+}
+__device__ __forceinline__ float high_number(u32 pair) {
+  return SCALE == 16 ? bf16_to_float(u16(pair >> 16)) : high_half(pair);
+}
+
+// Scale and bias of one group for output rows g and g + 8 of the tile, from a chunk's scales. Products of
+// two levels are exact.
+__device__ __forceinline__ void read_scales(const char* scales, int group, int g, float (&scale)[2],
+                                            float (&bias)[2]) {
+  if constexpr (TWO_LEVELS && HAS_BIAS) {
+    const uint2 pairs = reinterpret_cast<const uint2*>(scales)[g];
+    const char* small = scales + SUPER_BYTES;
+    const u32 codes = reinterpret_cast<const u16*>(small)[group * 8 + g] |
+                      u32(reinterpret_cast<const unsigned char*>(small)[GROUPS * 16 + group * 8 + g])
+                          << 16;
+    scale[0] = low_half(pairs.x) * float(codes & 63);
+    bias[0] = high_half(pairs.x) * float(codes >> 6 & 63);
+    scale[1] = low_half(pairs.y) * float(codes >> 12 & 63);
+    bias[1] = high_half(pairs.y) * float(codes >> 18 & 63);
+  } else if constexpr (TWO_LEVELS) {
+    const u32 pair = reinterpret_cast<const u32*>(scales)[g];
+    const signed char* small =
+        reinterpret_cast<const signed char*>(scales + SUPER_BYTES) + (group * 8 + g) * 2;
+    scale[0] = low_half(pair) * float(small[0]);
+    scale[1] = high_half(pair) * float(small[1]);
+  } else if constexpr (HAS_BIAS) {
+    const uint2 pairs = reinterpret_cast<const uint2*>(scales + group * GROUP_SCALE_BYTES)[g];
+    scale[0] = low_number(pairs.x), bias[0] = high_number(pairs.x);
+    scale[1] = low_number(pairs.y), bias[1] = high_number(pairs.y);
+  } else {
+    const u32 pair = reinterpret_cast<const u32*>(scales + group * GROUP_SCALE_BYTES)[g];
+    scale[0] = low_number(pair), scale[1] = high_number(pair);
+  }
+}
+
 // Scale and offset of one group for output rows g and g + 8 of the tile.
 struct GroupScale {
   float scale[2];
   float offset[2];
 
   __device__ __forceinline__ GroupScale(const char* scales, int group, int lane) {
-    const char* at = scales + group * GROUP_SCALE_BYTES + (lane >> 2) * (GROUP_SCALE_BYTES / 8);
-    if constexpr (HAS_BIAS) {
-      const uint2 pairs = *reinterpret_cast<const uint2*>(at);
-      scale[0] = low_half(pairs.x), offset[0] = fmaf(-ZERO, scale[0], high_half(pairs.x));
-      scale[1] = low_half(pairs.y), offset[1] = fmaf(-ZERO, scale[1], high_half(pairs.y));
-    } else {
-      const u32 pair = *reinterpret_cast<const u32*>(at);
-      scale[0] = low_half(pair), offset[0] = -ZERO * scale[0];
-      scale[1] = high_half(pair), offset[1] = -ZERO * scale[1];
-    }
+    float bias[2] = {};
+    read_scales(scales, group, lane >> 2, scale, bias);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      offset[i] = HAS_BIAS ? fmaf(-ZERO, scale[i], bias[i]) : -ZERO * scale[i];
   }
 };
+
+// Add a chunk's products to `sum`: scale, then offset, by groups.
+template <int tiles>
+__device__ __forceinline__ void add_chunk(const float (&products)[GROUPS][tiles][4],
+                                          const char* scales, const float* input_sums, int lane,
+                                          float (&sum)[tiles][4]) {
+#pragma unroll
+  for (int group = 0; group < GROUPS; ++group) {
+    if constexpr (!QUANTIZED) {
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[tile][i] += products[group][tile][i];
+    } else {
+      const GroupScale of(scales, group, lane);
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          sum[tile][i] = fmaf(of.scale[i >> 1], products[group][tile][i], sum[tile][i]);
+        if constexpr (HAS_OFFSET) {
+          const float2 inputs = *reinterpret_cast<const float2*>(
+              input_sums + (group * tiles + tile) * 8 + 2 * (lane & 3));
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            sum[tile][i] = fmaf(of.offset[i >> 1], i & 1 ? inputs.y : inputs.x, sum[tile][i]);
+        }
+      }
+    }
+  }
+}
 
 // Add the products of a chunk to `sum`, for `tiles` tiles of 8 rows.
 //
@@ -138,30 +222,7 @@ __device__ __forceinline__ void multiply_chunk(const char* codes, const char* sc
       }
     }
   }
-#pragma unroll
-  for (int group = 0; group < GROUPS; ++group) {
-    if constexpr (!QUANTIZED) {
-#pragma unroll
-      for (int tile = 0; tile < tiles; ++tile)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[tile][i] += products[group][tile][i];
-    } else {
-      const GroupScale of(scales, group, lane);
-#pragma unroll
-      for (int tile = 0; tile < tiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          sum[tile][i] = fmaf(of.scale[i >> 1], products[group][tile][i], sum[tile][i]);
-        if constexpr (HAS_OFFSET) {
-          const float2 inputs = *reinterpret_cast<const float2*>(
-              input_sums + (group * tiles + tile) * 8 + 2 * (lane & 3));
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            sum[tile][i] = fmaf(of.offset[i >> 1], i & 1 ? inputs.y : inputs.x, sum[tile][i]);
-        }
-      }
-    }
-  }
+  add_chunk<tiles>(products, scales, input_sums, lane, sum);
 }
 
 // Scale the sums of a finished slice.

@@ -237,11 +237,11 @@ __device__ __forceinline__ void add_span(const float* from, int slot, float (&to
 template <int tiles>
 __device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out,
                                            const float* residual, int n, int out_stride,
-                                           int lane) {
+                                           int residual_stride, int lane) {
   const int first = lane % 4 * 4;
   const bool vectors =
       (reinterpret_cast<size_t>(out) | reinterpret_cast<size_t>(residual)) % 16 == 0 &&
-      out_stride % 4 == 0;
+      (out_stride | residual_stride) % 4 == 0;
   for (int turn = 0; turn < block.turns(); ++turn) {
     const int set = turn % SETS, output = block.tile(turn) * TILE + first;
     const bool whole = vectors && output + 4 <= n;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
         const int row = tile * 8 + lane / 4;
-        const float* from = residual + size_t(row) * out_stride + output;
+        const float* from = residual + size_t(row) * residual_stride + output;
         if (row < block.rows) load_4(before[tile], from, n - output, whole);
       }
     }
@@ -297,7 +297,8 @@ __device__ __forceinline__ void add_slices(const Block<tiles>& block, float* out
 // Add the spans' sums of every tile, each block of the cluster a share of the outputs.
 template <int tiles>
 __device__ __forceinline__ void add_spans(const Block<tiles>& block, float* out,
-                                          const float* residual, int n, int out_stride) {
+                                          const float* residual, int n, int out_stride,
+                                          int residual_stride) {
   const int tile_size = block.rows * TILE, size = block.own_tiles * tile_size;
   for (int at = threadIdx.x + block.rank * THREADS; at < size; at += THREADS * BLOCKS) {
     const int turn = at / tile_size, within = at % tile_size;
@@ -312,22 +313,23 @@ __device__ __forceinline__ void add_spans(const Block<tiles>& block, float* out,
       const float sum = CLUSTERED ? read_cluster(sums, split / (SIDE * OWN_TURNS)) : *sums;
       total = split == 0 ? sum : total + sum;
     }
-    const size_t to = size_t(within / TILE) * out_stride + output;
-    out[to] = residual != nullptr ? total + residual[to] : total;
+    const int row = within / TILE;
+    if (residual != nullptr) total += residual[size_t(row) * residual_stride + output];
+    out[size_t(row) * out_stride + output] = total;
   }
 }
 
 template <int tiles>
 __global__ void __launch_bounds__(THREADS, 1)
     multirow(const char* weight, const u16* x, float* out, const float* residual, int n, int k,
-             int out_stride, int num_rows, int rows_per_pass) {
+             int out_stride, int residual_stride, int num_rows, int rows_per_pass) {
   extern __shared__ __align__(128) char shared[];
   const int first_row = blockIdx.y * rows_per_pass;
   const int rows = min(rows_per_pass, num_rows - first_row);
   const Block<tiles> block(shared, n, rows);
   x += size_t(first_row) * k;
   out += size_t(first_row) * out_stride;
-  if (residual != nullptr) residual += size_t(first_row) * out_stride;
+  if (residual != nullptr) residual += size_t(first_row) * residual_stride;
 
   const int lane = threadIdx.x & 31;
   const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // known to be the same in all lanes
@@ -351,13 +353,13 @@ __global__ void __launch_bounds__(THREADS, 1)
   } else {
     wait_for_previous_kernel();
     if (warp < SLICES) multiply_slices(block, x, k, warp, lane);
-    else add_slices(block, out, residual, n, out_stride, lane);
+    else add_slices(block, out, residual, n, out_stride, residual_stride, lane);
   }
 
   if constexpr (!ADDS_ALL) {
     __syncthreads();
     if constexpr (CLUSTERED) meet_cluster();
-    add_spans(block, out, residual, n, out_stride);
+    add_spans(block, out, residual, n, out_stride, residual_stride);
     if constexpr (CLUSTERED) meet_cluster();  // others may still read this block's sums
   }
 }

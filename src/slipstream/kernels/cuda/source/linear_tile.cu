@@ -74,7 +74,7 @@ struct SharedInputs {
 template <int all_rows>
 __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? all_rows / WARP_ROWS : 1))
     tile(const char* weight, const u16* x, float* out, const float* residual, int n, int k,
-         int out_stride, int num_rows) {
+         int out_stride, int residual_stride, int num_rows) {
   constexpr int tiles = (all_rows > WARP_ROWS ? WARP_ROWS : all_rows) / 8;  // of one warp
   constexpr int row_tiles = all_rows / 8;
   constexpr int warps = OUTPUT_WARPS * (row_tiles / tiles);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
   const int rows = min(all_rows, num_rows - first_row);
   x += size_t(first_row) * k;
   out += size_t(first_row) * out_stride;
-  if (residual != nullptr) residual += size_t(first_row) * out_stride;
+  if (residual != nullptr) residual += size_t(first_row) * residual_stride;
 
   // Each thread copies one vector of the inputs of a few rows, each warp the codes of its outputs.
   constexpr int parts = CHUNK / 8, rows_at_once = threads / parts;
@@ -122,7 +122,8 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
             piece_from + PIECE_CHUNKS * CHUNK_CODE_BYTES + within * CHUNK_SCALE_BYTES;
 #pragma unroll
         for (int at = 0; at < CHUNK_CODE_BYTES; at += 512)
-          copy_16(codes_to + stage + at + lane * 16, codes + at + lane * 16);
+          if (CHUNK_CODE_BYTES % 512 == 0 || at + lane * 16 < CHUNK_CODE_BYTES)
+            copy_16(codes_to + stage + at + lane * 16, codes + at + lane * 16);
         if (lane * 16 < CHUNK_SCALE_BYTES)
           copy_16(codes_to + stage + CHUNK_CODE_BYTES + lane * 16, scales + lane * 16);
       }
@@ -223,8 +224,9 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
       for (int split = 1; split < SPLITS; ++split)
         sums += read_cluster(block_sums + split % OWN_TURNS * block_sums_size + at,
                              split / OWN_TURNS);
-      const size_t to = size_t(at / OUTPUTS) * out_stride + output;
-      out[to] = residual != nullptr ? sums + residual[to] : sums;
+      const int row = at / OUTPUTS;
+      if (residual != nullptr) sums += residual[size_t(row) * residual_stride + output];
+      out[size_t(row) * out_stride + output] = sums;
     }
     meet_cluster();
   } else {
@@ -235,9 +237,9 @@ __global__ void __launch_bounds__(OUTPUT_WARPS * 32 * (all_rows > WARP_ROWS ? al
         const int row = (row_warp * tiles + t) * 8 + 2 * (lane & 3) + (i & 1);
         const int output = (first_tile + output_warp) * TILE + (lane >> 2) + 8 * (i >> 1);
         if (row >= rows || output >= n) continue;
-        const size_t to = size_t(row) * out_stride + output;
-        const float sums = SPLITS > 1 ? spans[t][i] : total[t][i];
-        out[to] = residual != nullptr ? sums + residual[to] : sums;
+        float sums = SPLITS > 1 ? spans[t][i] : total[t][i];
+        if (residual != nullptr) sums += residual[size_t(row) * residual_stride + output];
+        out[size_t(row) * out_stride + output] = sums;
       }
   }
 }

@@ -11,6 +11,8 @@ __device__ __forceinline__ float half_to_float(u16 bits) {
   return value;
 }
 
+__device__ __forceinline__ float bf16_to_float(u16 bits) { return __uint_as_float(u32(bits) << 16); }
+
 __device__ __forceinline__ float low_half(u32 pair) { return half_to_float(u16(pair)); }
 __device__ __forceinline__ float high_half(u32 pair) { return half_to_float(u16(pair >> 16)); }
 
