@@ -86,6 +86,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": _PLAIN | {"model_type": "qwen3", "head_dim": 32},
+    "gemma2": _GEMMA
+    | {
+        "model_type": "gemma2",
+        "num_hidden_layers": 4,
+        "query_pre_attn_scalar": 32,
+        "attn_logit_softcapping": 2.0,
+    },
     "gemma3": _GEMMA
     | {"model_type": "gemma3_text", "num_hidden_layers": 7, "query_pre_attn_scalar": 32},
     "gemma3, scaled": _GEMMA
@@ -125,6 +132,7 @@ IN_GGUF = (
     "llama, linear",
     "qwen2",
     "qwen3",
+    "gemma2",
     "gemma3",
     "gemma4",
     "gemma4, shared",
@@ -268,7 +276,10 @@ def _gguf_keys(config: Mapping[str, Any], arch: Arch) -> tuple[dict[str, Any], d
         extra["rope_freqs.weight"] = (plain / np.array(first.frequencies)).astype(np.float32)
     keys["rope.freq_base"] = rope.get("rope_theta", 10000.0)
     if arch.family.startswith("gemma"):
-        keys |= {"rope.freq_base": 1e6, "attention.sliding_window": WINDOW}
+        theta = 1e4 if arch.family == "gemma2" else 1e6
+        keys |= {"rope.freq_base": theta, "attention.sliding_window": WINDOW}
+        if first.softcap:
+            keys["attn_logit_softcapping"] = first.softcap
         if arch.logit_softcap:
             keys["final_logit_softcapping"] = arch.logit_softcap
     if arch.family == "gemma4":
