@@ -1,9 +1,23 @@
 """Canonical weights: what every file format maps onto and every back end repacks from.
 
 A quantized tensor is `w = scale * (code - zero) + bias`, scale and bias shared by a group of
-consecutive columns. GGUF Q4_0 (zero 8), Q4_1 (zero 0, bias) and Q8_0 (zero 128) map onto it without
-loss. The canonical form is short-lived: a loader yields it tensor by tensor, a back end repacks it
-and lets it go, so codes are kept one to a byte for simplicity.
+consecutive columns. They are kept as the format has them: one number a group, or in two levels, a
+number for 256 columns times a small integer for each group. So all of these map onto it without
+loss and without growing:
+
+    format   bits  zero  group        scale                bias
+    Q4_0     4     8     32           float16              none
+    Q4_1     4     0     32           float16              float16
+    Q5_0     5     16    32           float16              none
+    Q5_1     5     0     32           float16              float16
+    Q8_0     8     128   32           float16              none
+    Q4_K     4     0     32           float16 * 6 bits     float16 * 6 bits
+    Q5_K     5     0     32           float16 * 6 bits     float16 * 6 bits
+    Q6_K     6     32    16           float16 * int8       none
+    MLX      4, 8  0     32, 64, 128  the model's float    the model's float
+
+The canonical form is short-lived: a loader yields it tensor by tensor, a back end repacks it and
+lets it go, so codes are kept one to a byte for simplicity.
 """
 
 from __future__ import annotations
@@ -17,22 +31,92 @@ F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
+class BFloat16:
+    """Bfloat16 numbers, which numpy does not have.
+
+    Attributes:
+        bits: uint16, the upper half of each number's float32.
+    """
+
+    bits: npt.NDArray[np.uint16]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of `bits`."""
+        return self.bits.shape
+
+    def widen(self) -> F32:
+        """Return the numbers as float32, exactly."""
+        return (self.bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoLevel:
+    """One number for 256 columns times a small integer for each group of them.
+
+    Attributes:
+        super: float16 of shape (N, K / 256).
+        small: int8 or uint8 of shape (N, K / group); uint8 stays below 64.
+    """
+
+    super: npt.NDArray[np.float16]
+    small: npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, K / group)."""
+        return self.small.shape
+
+    def widen(self) -> F32:
+        """Return the products of shape (N, K / group), which float32 holds exactly."""
+        n, groups = self.small.shape
+        small = self.small.astype(np.float32).reshape(n, self.super.shape[1], -1)
+        return (self.super.astype(np.float32)[:, :, None] * small).reshape(n, groups)
+
+
+GroupNumbers = npt.NDArray[np.float16] | npt.NDArray[np.float32] | BFloat16 | TwoLevel
+
+
+def widen(numbers: GroupNumbers) -> F32:
+    """Return the numbers of the groups as float32 of shape (N, K / group), exactly."""
+    if isinstance(numbers, np.ndarray):
+        return numbers.astype(np.float32)
+    return numbers.widen()
+
+
+def float16_numbers(numbers: GroupNumbers) -> npt.NDArray[np.float16] | None:
+    """Return numbers that are one float16 a group, or None for another kind."""
+    if isinstance(numbers, np.ndarray) and numbers.dtype == np.float16:
+        return numbers.view(np.float16)  # for the type checker; a view of itself
+    return None
+
+
+def take_rows(numbers: GroupNumbers, low: int, high: int) -> GroupNumbers:
+    """Return the numbers of the outputs [low, high)."""
+    if isinstance(numbers, BFloat16):
+        return BFloat16(bits=numbers.bits[low:high])
+    if isinstance(numbers, TwoLevel):
+        return TwoLevel(super=numbers.super[low:high], small=numbers.small[low:high])
+    return numbers[low:high]
+
+
+@dataclass(frozen=True, kw_only=True)
 class QuantizedTensor:
     """A quantized matrix of shape (N, K), N outputs by K inputs.
 
     Attributes:
-        bits: 4 or 8, the width of a code.
+        bits: 4, 5, 6 or 8, the width of a code.
         codes: uint8 of shape (N, K), each in [0, 2**bits).
         zero: the code that stands for 0 before the bias.
-        scale: float16 of shape (N, K / group).
-        bias: float16 of shape (N, K / group), or None for none.
+        scale: of shape (N, K / group); the group is 16, 32, 64 or 128.
+        bias: of that shape and kind too, or None for none.
     """
 
     bits: int
     codes: npt.NDArray[np.uint8]
     zero: int
-    scale: npt.NDArray[np.float16]
-    bias: npt.NDArray[np.float16] | None
+    scale: GroupNumbers
+    bias: GroupNumbers | None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,14 +128,28 @@ class QuantizedTensor:
         """Columns that share one scale and bias."""
         return int(self.codes.shape[1] // self.scale.shape[1])
 
+    def rows(self, low: int, high: int) -> QuantizedTensor:
+        """Return the outputs [low, high)."""
+        return QuantizedTensor(
+            bits=self.bits,
+            codes=self.codes[low:high],
+            zero=self.zero,
+            scale=take_rows(self.scale, low, high),
+            bias=None if self.bias is None else take_rows(self.bias, low, high),
+        )
+
     def dequantize(self) -> F32:
-        """Return float32 of shape (N, K), each product and sum rounded once, as GGUF defines it."""
+        """Return float32 of shape (N, K), each product and sum rounded once.
+
+        GGML defines its formats so. Float16 and bfloat16 scales leave nothing to round in the
+        product, so MLX's kernels, which work in float32, mean the same values.
+        """
         n, k = self.shape
-        centred = self.codes.astype(np.float32) - np.float32(self.zero)
-        grouped = centred.reshape(n, -1, self.group)
-        values = grouped * self.scale.astype(np.float32)[:, :, None]
+        values = self.codes.astype(np.float32).reshape(n, -1, self.group)
+        values -= np.float32(self.zero)
+        values *= widen(self.scale)[:, :, None]
         if self.bias is not None:
-            values = values + self.bias.astype(np.float32)[:, :, None]
+            values += widen(self.bias)[:, :, None]
         return values.reshape(n, k)
 
 
@@ -72,10 +170,14 @@ class DenseTensor:
         """(N,) or (N, K)."""
         return self.values.shape
 
+    def rows(self, low: int, high: int) -> DenseTensor:
+        """Return the outputs [low, high)."""
+        return DenseTensor(values=self.values[low:high], dtype=self.dtype)
+
     def dequantize(self) -> F32:
         """Return the values as float32, exactly."""
         if self.dtype == "bf16":
-            return (self.values.astype(np.uint32) << 16).view(np.float32)
+            return BFloat16(bits=self.values.astype(np.uint16)).widen()
         return self.values.astype(np.float32)
 
 

@@ -14,7 +14,7 @@ from slipstream.kernels.cpu.recorder import WHO, CpuStep, Recorder
 from slipstream.kernels.ops import F32, PAGE_SIZE, DraftOps, Ops, Step, Value
 from slipstream.kernels.rope import rope_tables
 from slipstream.models.arch import SLOWER, Arch
-from slipstream.models.weights import QuantizedTensor, Tensor
+from slipstream.models.weights import QuantizedTensor, Tensor, float16_numbers
 
 ISA_PATHS = ("avx512", "portable")
 SUPPORTED: frozenset[str] = frozenset()  # features of `Arch` beyond a plain llama
@@ -122,12 +122,16 @@ def _add_quantized(weight: _native.Weight, part: QuantizedTensor) -> None:
             f"the cpu back end takes groups of {_native.GROUP} with (bits, zero, bias) in "
             f"{sorted(supported)}, got groups of {part.group} with {kind}"
         )
+    scale = float16_numbers(part.scale)
+    bias = None if part.bias is None else float16_numbers(part.bias)
+    if scale is None or (part.bias is not None and bias is None):
+        raise LoadError("the cpu back end takes float16 scales and biases alone")
     weight.add_quantized(
         part.bits,
         part.zero,
         np.ascontiguousarray(part.codes),
-        np.ascontiguousarray(part.scale).view(np.uint16),
-        None if part.bias is None else np.ascontiguousarray(part.bias).view(np.uint16),
+        np.ascontiguousarray(scale).view(np.uint16),
+        None if bias is None else np.ascontiguousarray(bias).view(np.uint16),
     )
 
 

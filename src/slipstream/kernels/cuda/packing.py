@@ -28,7 +28,13 @@ import torch
 from torch import Tensor as TorchTensor
 
 from slipstream.errors import LoadError
-from slipstream.models.weights import DenseTensor, QuantizedTensor, Tensor
+from slipstream.models.weights import (
+    DenseTensor,
+    GroupNumbers,
+    QuantizedTensor,
+    Tensor,
+    float16_numbers,
+)
 
 TILE = 16
 CHUNK = 64
@@ -169,6 +175,10 @@ def layout_of(part: Tensor, n: int | None = None) -> Layout:
                 "the cuda back end takes codes of 4 or 8 bits in groups of "
                 f"{', '.join(map(str, GROUPS))}, got {part.bits} bits in groups of {part.group}"
             )
+        if any(
+            item is not None and float16_numbers(item) is None for item in (part.scale, part.bias)
+        ):
+            raise LoadError("the cuda back end takes float16 scales and biases alone")
         kind, group, zero = part.bits, min(part.group, CHUNK), part.zero
         has_bias = part.bias is not None
     else:
@@ -209,21 +219,9 @@ def _rows(parts: Sequence[Tensor], first: int, last: int) -> list[Tensor]:
     for part in parts:
         low, high = max(first - start, 0), min(last - start, part.shape[0])
         if low < high:
-            found.append(_slice(part, low, high))
+            found.append(part.rows(low, high))
         start += part.shape[0]
     return found
-
-
-def _slice(part: Tensor, low: int, high: int) -> Tensor:
-    if isinstance(part, DenseTensor):
-        return DenseTensor(values=part.values[low:high], dtype=part.dtype)
-    return QuantizedTensor(
-        bits=part.bits,
-        codes=part.codes[low:high],
-        zero=part.zero,
-        scale=part.scale[low:high],
-        bias=None if part.bias is None else part.bias[low:high],
-    )
 
 
 def _pack_rows(parts: Sequence[Tensor], layout: Layout, device: torch.device | str) -> TorchTensor:
@@ -251,9 +249,10 @@ def _stack(
 
 
 def _halves(
-    arrays: Sequence[npt.NDArray[np.generic]], layout: Layout, device: torch.device | str
+    numbers: Sequence[GroupNumbers], layout: Layout, device: torch.device | str
 ) -> TorchTensor:
     """Stack float16 matrices of shape (N, groups) as int16, groups of 128 said twice."""
+    arrays = [found for item in numbers if (found := float16_numbers(item)) is not None]
     halves = _stack(arrays, np.int16, device)
     return halves.repeat_interleave(layout.k // layout.group // halves.shape[1], dim=1)
 

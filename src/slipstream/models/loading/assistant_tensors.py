@@ -18,7 +18,13 @@ from safetensors.numpy import save_file
 
 from slipstream.errors import LoadError
 from slipstream.models.loading.weights_map import is_finite
-from slipstream.models.weights import F32, DenseTensor, QuantizedTensor, Tensor
+from slipstream.models.weights import (
+    F32,
+    DenseTensor,
+    QuantizedTensor,
+    Tensor,
+    float16_numbers,
+)
 
 GROUP = 32  # columns of a scale, the group of every quantized format that the back ends take
 _ZERO = {4: 0, 8: 128}
@@ -167,11 +173,12 @@ def _split(name: str, tensor: QuantizedTensor) -> dict[str, npt.NDArray[np.gener
     codes = tensor.codes
     if tensor.bits == 4:
         codes = codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
-    parts: dict[str, npt.NDArray[np.generic]] = {
-        f"{name}.codes": codes,
-        f"{name}.scale": tensor.scale,
-    }
-    return parts if tensor.bias is None else parts | {f"{name}.bias": tensor.bias}
+    parts: dict[str, npt.NDArray[np.generic]] = {f"{name}.codes": codes}
+    for part, numbers in (("scale", tensor.scale), ("bias", tensor.bias)):
+        halves = None if numbers is None else float16_numbers(numbers)
+        if halves is not None:  # `quantize` makes nothing else
+            parts[f"{name}.{part}"] = halves
+    return parts
 
 
 def _join(stored: Stored, name: str, n: int, k: int, bits: int) -> QuantizedTensor:

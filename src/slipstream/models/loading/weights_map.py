@@ -21,7 +21,14 @@ from slipstream.models.loading.checkpoint import (
     layer_role,
     tensor_shapes,
 )
-from slipstream.models.weights import DenseTensor, Tensor
+from slipstream.models.weights import (
+    DenseTensor,
+    GroupNumbers,
+    Tensor,
+    TwoLevel,
+    float16_numbers,
+    widen,
+)
 
 _F16_EXPONENT, _BF16_EXPONENT = 0x7C00, 0x7F80  # all ones: an infinity or a NaN
 
@@ -100,7 +107,19 @@ def is_finite(tensor: Tensor) -> bool:
         exponent = _BF16_EXPONENT if tensor.dtype == "bf16" else _F16_EXPONENT
         return not _reaches(tensor.values, exponent)
     parts = (tensor.scale,) if tensor.bias is None else (tensor.scale, tensor.bias)
-    return not any(_reaches(part, _F16_EXPONENT) for part in parts)
+    return all(_is_bounded(part, 1 << tensor.bits) for part in parts)
+
+
+def _is_bounded(numbers: GroupNumbers, factor: int) -> bool:
+    """Return whether the numbers of the groups, times any code below `factor`, are finite."""
+    if isinstance(numbers, TwoLevel):
+        return not _reaches(numbers.super, _F16_EXPONENT)
+    halves = float16_numbers(numbers)
+    if halves is not None:
+        return not _reaches(halves, _F16_EXPONENT)
+    # A damaged exponent of bfloat16 or float32 may be finite and yet overflow in the product.
+    limit = np.finfo(np.float32).max / (2 * factor)
+    return bool((np.abs(widen(numbers)) < limit).all())
 
 
 def _reaches(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], exponent: int) -> bool:
