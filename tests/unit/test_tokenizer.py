@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from slipstream.errors import LoadError, RequestError
 from slipstream.models.loading.bytes_map import BYTE_OF, spelled_bytes
 from slipstream.models.loading.gguf import read_gguf
-from slipstream.models.loading.tokenizer import PRE_TOKENIZERS, Tokenizer
+from slipstream.models.loading.gguf_tokenizer import read_tokenizer
+from slipstream.models.loading.pre_tokenizers import PRE_TOKENIZERS
+from slipstream.models.loading.tokenizer import Tokenizer
 from tests.gguf_files import MERGES, SPECIAL, real_model, toy_tokenizer, toy_tokens
 
 START, END = 1, 2
@@ -106,7 +108,7 @@ def real_metadata() -> dict[str, Any]:
 
 @functools.cache
 def real_tokenizer(pre: str = "smollm") -> Tokenizer:
-    return Tokenizer({**real_metadata(), "tokenizer.ggml.pre": pre})
+    return read_tokenizer({**real_metadata(), "tokenizer.ggml.pre": pre})
 
 
 def toy(**changes: Any) -> Tokenizer:
@@ -116,7 +118,7 @@ def toy(**changes: Any) -> Tokenizer:
     for key, item in metadata.items():
         if key.endswith("token_type") and isinstance(item, list) and item[0] != "normal":
             metadata[key] = np.array(item, np.int32)
-    return Tokenizer(metadata)
+    return read_tokenizer(metadata)
 
 
 TOY = toy()
