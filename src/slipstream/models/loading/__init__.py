@@ -113,11 +113,7 @@ def _open_gguf(path: Path) -> ModelFile:
 
 def _open_folder(path: Path) -> ModelFile:
     folder = read_folder(path)
-    tokenizer, arch = read_json_tokenizer(path), folder.checkpoint.arch
-    if tokenizer.vocab_size > arch.vocab_size:  # embeddings may have rows to spare
-        raise LoadError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the embedding {arch.vocab_size}"
-        )
+    tokenizer = read_json_tokenizer(path, folder.checkpoint.arch.vocab_size)
     return ModelFile(
         path=path,
         name=path.resolve().name,

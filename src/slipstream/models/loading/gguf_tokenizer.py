@@ -35,15 +35,13 @@ from slipstream.models.loading.sentence_piece import (
     spelled_piece,
 )
 from slipstream.models.loading.special_tokens import SpecialTokens
-from slipstream.models.loading.tokenizer import Ends, Tokenizer, Vocabulary
+from slipstream.models.loading.tokenizer import TURN_ENDS, Ends, Tokenizer, Vocabulary
 
 KINDS = ("gpt2", "llama", "gemma4")
 _PREFIX = "tokenizer.ggml."
 # GGUF's token types; the rest (normal, unused) need no treatment here.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _OTHER_STOP_KEYS = ("eot_token_id", "eom_token_id")
-# Ends of a turn or message that files name nowhere else: converters write one id of a model's list.
-_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +182,7 @@ def _read_ends(metadata: Metadata, tokens: _Tokens, kind: _Kind) -> Ends:
     if adds_bos and bos_id is None:
         raise LoadError(f"{_PREFIX}add_bos_token is set, but there is no bos_token_id")
     control = tokens.of_type(_CONTROL)
-    turn_ends = {tokens.ids[text] for text in _TURN_ENDS if text in tokens.ids}
+    turn_ends = {tokens.ids[text] for text in TURN_ENDS if text in tokens.ids}
     stops = {eos_id, *(read_id(key) for key in _OTHER_STOP_KEYS), *(turn_ends & control)}
     stop_ids = frozenset(stop for stop in stops if stop is not None)
     if not stop_ids:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from slipstream.errors import RequestError
 from slipstream.models.loading.detokenizer import Detokenizer
 
+# Control tokens that end a turn or message, in models whose files name one end where they have two.
+TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
