@@ -209,7 +209,7 @@ def test_bos_is_put_in_front_once_if_the_model_asks() -> None:
 def test_stop_ids_are_those_of_the_metadata() -> None:
     assert TOY.stop_ids == {END}
     assert toy(eot_token_id=0, eom_token_id=5).stop_ids == {END, 0, 5}
-    assert toy(eos_token_id=None, eot_token_id=0).stop_ids == {0}
+    assert toy(eos_token_id=None, eot_token_id=0).stop_ids == {0, END}  # a known end of turns
     assert (TOY.bos_id, TOY.eos_id, TOY.vocab_size) == (START, END, len(toy_tokens()))
 
 
@@ -300,9 +300,9 @@ def test_a_sequence_never_completed_ends_as_one_replacement() -> None:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"model": "llama"}, ["gpt2", "'llama'"]),
+        ({"model": "bert"}, ["gpt2, llama, gemma4", "'bert'"]),
         ({"model": None}, ["tokenizer.ggml.model", "missing"]),
-        ({"pre": "llama-bpe"}, [*PRE_TOKENIZERS, "'llama-bpe'"]),
+        ({"pre": "kimi-k2"}, [*PRE_TOKENIZERS, "'kimi-k2'"]),
         ({"tokens": None}, ["tokens", "missing"]),
         ({"tokens": []}, ["tokens", "0 tokens"]),
         ({"tokens": ["a", "a"], "token_type": None}, ["'a'", "twice"]),
@@ -312,7 +312,7 @@ def test_a_sequence_never_completed_ends_as_one_replacement() -> None:
         ({"merges": ["h q"]}, ["merges", "hq"]),
         ({"merges": ["he"]}, ["merges"]),
         ({"merges": ["☃ a"]}, ["merges", "☃"]),
-        ({"eos_token_id": None}, ["eos_token_id", "missing"]),
+        ({"eos_token_id": None, "token_type": None}, ["eos_token_id", "missing"]),
         ({"eos_token_id": 270}, ["eos_token_id", "[0, 269]", "270"]),
         ({"bos_token_id": None, "add_bos_token": True}, ["bos_token_id"]),
         ({"add_bos_token": 1}, ["add_bos_token", "bool"]),
