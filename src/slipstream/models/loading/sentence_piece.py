@@ -70,7 +70,7 @@ class PieceMerger:
         tokens = {text: index for text, index in ids.items() if index not in never}
         chars = sorted(set[str]().union(*tokens) - tokens.keys())
         stand_ins = {char: [ids[BYTES[byte]] for byte in char.encode()] for char in chars}
-        merges = _ranked_merges(tokens, tokens.keys() | set(chars), scores)
+        merges = ranked_merges(tokens, tokens.keys() | set(chars), scores)
         self._merger = Merger(ids, merges, stand_ins=stand_ins, byte_fallback=True)
 
     def encode(self, text: str, first: bool) -> list[int]:
@@ -99,7 +99,7 @@ class LineMerger:
         return ids
 
 
-def _ranked_merges(
+def ranked_merges(
     tokens: Mapping[str, int], parts: Collection[str], scores: npt.NDArray[np.float64]
 ) -> list[tuple[str, str]]:
     """Return every way to join two parts to a token, those of the best scores first."""
