@@ -155,7 +155,7 @@ def _sentence_piece(metadata: Metadata, tokens: _Tokens) -> _Kind:
     if scores.size != len(tokens.texts):
         raise LoadError(f"{_PREFIX}scores has {scores.size} entries for {len(tokens.texts)} tokens")
     bytes_of = tokens.of_type(_BYTE)
-    never = tokens.of_type(_CONTROL) | tokens.of_type(_UNKNOWN) | bytes_of
+    never = bytes_of.union(*map(tokens.of_type, (_UNKNOWN, _CONTROL, _USER_DEFINED)))
     merger = PieceMerger(
         tokens.ids,
         scores.astype(np.float64),

@@ -33,7 +33,13 @@ from slipstream.models.weights import BFloat16, GroupNumbers, QuantizedTensor, T
 BITS, GROUPS = (4, 5, 6, 8), (32, 64, 128)
 _FLOATS = ("F16", "BF16", "F32")
 _WEIGHT, _SCALES, _BIASES = ".weight", ".scales", ".biases"
-_ROWS = 256  # unpacked together where codes straddle bytes
+# Bytes that hold whole codes, and a word that holds as many codes, one to a byte.
+_SPANS: dict[int, tuple[int, type[np.unsignedinteger[Any]]]] = {
+    4: (1, np.uint16),
+    5: (5, np.uint64),
+    6: (3, np.uint32),
+}
+_CHUNK = 1 << 14  # words unpacked together: 256 KB at most, which a core's cache holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +109,22 @@ class MlxSource:
 
 def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     """Unpack rows of bytes to codes, the lowest bits first; shape (N, K * bits / 8) to (N, K)."""
-    n, width = packed.shape
     if bits == 8:
         return packed
-    codes = np.empty((n, width * 8 // bits), np.uint8)
-    if bits == 4:
-        np.bitwise_and(packed, 15, out=codes[:, ::2])
-        np.right_shift(packed, 4, out=codes[:, 1::2])
-        return codes
-    # Codes of 5 or 6 bits straddle bytes: all bits apart, then together again in their own bytes.
-    for row in range(0, n, _ROWS):
-        apart = np.unpackbits(packed[row : row + _ROWS], axis=1, bitorder="little")
-        whole = np.packbits(apart.reshape(-1, bits), axis=1, bitorder="little")
-        codes[row : row + _ROWS] = whole.reshape(-1, codes.shape[1])
-    return codes
+    n, width = packed.shape
+    span, word = _SPANS[bits]
+    codes = np.empty(packed.size // span, word)
+    flat = packed.reshape(-1, span)
+    for start in range(0, len(codes), _CHUNK):
+        part = flat[start : start + _CHUNK]
+        wide = np.zeros(len(part), word)
+        wide.view(np.uint8).reshape(len(part), -1)[:, :span] = part
+        out = codes[start : start + _CHUNK]
+        np.bitwise_and(wide, (1 << bits) - 1, out=out)
+        for place in range(1, out.itemsize):
+            wide <<= word(8 - bits)
+            out |= wide & word((1 << bits) - 1 << 8 * place)
+    return codes.view(np.uint8).reshape(n, width * 8 // bits)
 
 
 def _setting(what: str, block: Any) -> Setting:

@@ -23,6 +23,7 @@ SPACE = "▁"
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _BYTE_OF = {text: byte for byte, text in enumerate(BYTES)}
 _LINES = re.compile("(\n+)")
+_MIN_DISTINCT = 0.9  # of tokens that joins make; converters without scores write one for all
 
 
 def require_bytes(ids: Mapping[str, int]) -> None:
@@ -53,7 +54,7 @@ class PieceMerger:
         prefix: put a space in front of text that begins or follows a special token.
 
     Raises:
-        LoadError: scores are not finite.
+        LoadError: scores are not finite, or do not say which of two joins goes first.
     """
 
     def __init__(
@@ -68,6 +69,13 @@ class PieceMerger:
             raise LoadError("the scores of tokens must be finite")
         self._prefix = SPACE if prefix else ""
         tokens = {text: index for text, index in ids.items() if index not in never}
+        joined = [index for text, index in tokens.items() if len(text) > 1]
+        distinct = len(np.unique(scores[joined]))
+        if distinct < _MIN_DISTINCT * len(joined):
+            raise LoadError(
+                f"the scores of tokens must order them, got {distinct} scores for {len(joined)}",
+                hint="convert the model again, from its tokenizer.model",
+            )
         chars = sorted(set[str]().union(*tokens) - tokens.keys())
         stand_ins = {char: [ids[BYTES[byte]] for byte in char.encode()] for char in chars}
         merges = ranked_merges(tokens, tokens.keys() | set(chars), scores)
@@ -102,13 +110,16 @@ class LineMerger:
 def ranked_merges(
     tokens: Mapping[str, int], parts: Collection[str], scores: npt.NDArray[np.float64]
 ) -> list[tuple[str, str]]:
-    """Return every way to join two parts to a token, those of the best scores first."""
-    found: list[tuple[float, int, tuple[str, str]]] = []
-    for text, index in tokens.items():
-        score = -float(scores[index])
-        for at in range(1, len(text)):
-            left, right = text[:at], text[at:]
-            if left in parts and right in parts:
-                found.append((score, index, (left, right)))
-    found.sort(key=lambda item: item[:2])
-    return [pair for _, _, pair in found]
+    """Return every way to join two parts to a token, those of the best scores first.
+
+    Equal scores go by id, where llama.cpp takes the leftmost join: Mistral's vocabulary has
+    fourteen such tokens, and none of 2,000 random texts led to two of them side by side.
+    """
+    texts = {index: text for text, index in tokens.items()}
+    ordered = [texts[i] for i in np.argsort(-scores, kind="stable").tolist() if i in texts]
+    return [
+        (text[:at], text[at:])
+        for text in ordered
+        for at in range(1, len(text))
+        if text[:at] in parts and text[at:] in parts
+    ]
