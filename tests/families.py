@@ -199,7 +199,7 @@ def write_folder(
     for role, values in weights.items():
         tail = role.rpartition(".")[2]
         shift = family.norm_shift if tail.endswith("norm") else 0.0
-        stored[_folder_name(role, family.layer_names)] = values - np.float32(shift)
+        stored[folder_name(role, family.layer_names)] = values - np.float32(shift)
     if dtype == "f16":
         stored = {key: values.astype(np.float16) for key, values in stored.items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,8 @@ def write_folder(
     return folder
 
 
-def _folder_name(role: str, layer_names: Mapping[str, str]) -> str:
+def folder_name(role: str, layer_names: Mapping[str, str]) -> str:
+    """Return what a Hugging Face folder calls a role."""
     tops = {EMBEDDING: "model.embed_tokens.weight", NORM: "model.norm.weight"}
     tops[OUTPUT] = "lm_head.weight"
     if role in tops:

@@ -21,6 +21,7 @@ from slipstream.errors import LoadError
 from slipstream.models.arch import plain_frequencies
 from slipstream.models.loading import cursor, open_model
 from slipstream.models.loading.arch_map import read_checkpoint
+from slipstream.models.loading.formats import FORMATS
 from slipstream.models.loading.gguf import read_gguf
 from slipstream.models.weights import DenseTensor, QuantizedTensor, Tensor
 from tests.gguf_files import (
@@ -28,6 +29,11 @@ from tests.gguf_files import (
     F32,
     Q4_0,
     Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
     Q8_0,
     Entry,
     gguf_bytes,
@@ -424,6 +430,21 @@ def test_weights_are_fused_in_order_and_a_tied_output_is_the_embedding(tmp_path:
     ]
 
 
+@pytest.mark.parametrize("type_id", [Q4_K, Q5_K, Q6_K])
+def test_k_quants_are_read_from_where_they_lie(tmp_path: Path, type_id: int) -> None:
+    form = FORMATS[type_id]
+    raw = np.random.default_rng(type_id).integers(0, 200, 6 * form.block_bytes, dtype=np.uint8)
+    entries = [Entry("a", (3,)), Entry("t", (512, 3), type_id, raw.tobytes())]
+    content = gguf_bytes({"general.architecture": "llama"}, entries)
+    file = read_gguf(write(tmp_path, content))
+    with file.open() as source:
+        tensor = file.read_tensor(source, "t")
+    assert tensor.shape == (3, 512)
+    expected = form.decode(raw, (3, 512)).dequantize()
+    np.testing.assert_array_equal(tensor.dequantize(), expected)
+    assert "truncated" in refusal(tmp_path, content[:-40])
+
+
 def test_an_output_of_its_own_is_loaded(tmp_path: Path) -> None:
     entries = [*toy_entries(), Entry("output.weight", (32, 270), Q4_0)]
     model = open_model(write(tmp_path, gguf_bytes(toy_metadata(), entries)))
@@ -432,7 +453,7 @@ def test_an_output_of_its_own_is_loaded(tmp_path: Path) -> None:
     assert weights.output != weights.embedding
 
 
-@pytest.mark.parametrize("weight", [F32, BF16, Q4_0, Q4_1])
+@pytest.mark.parametrize("weight", [F32, BF16, Q4_0, Q4_1, Q5_0, Q5_1])
 def test_every_weight_kind_arrives_in_its_own_precision(tmp_path: Path, weight: int) -> None:
     content = gguf_bytes(toy_metadata(), toy_entries(weight))
     backend = RecordingBackend()

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from slipstream.errors import LoadError, RequestError
 from slipstream.models.loading.bytes_map import BYTE_OF, spelled_bytes
 from slipstream.models.loading.gguf import read_gguf
-from slipstream.models.loading.tokenizer import PRE_TOKENIZERS, Tokenizer
+from slipstream.models.loading.gguf_tokenizer import read_tokenizer
+from slipstream.models.loading.pre_tokenizers import PRE_TOKENIZERS
+from slipstream.models.loading.tokenizer import Tokenizer
 from tests.gguf_files import MERGES, SPECIAL, real_model, toy_tokenizer, toy_tokens
 
 START, END = 1, 2
@@ -106,7 +108,7 @@ def real_metadata() -> dict[str, Any]:
 
 @functools.cache
 def real_tokenizer(pre: str = "smollm") -> Tokenizer:
-    return Tokenizer({**real_metadata(), "tokenizer.ggml.pre": pre})
+    return read_tokenizer({**real_metadata(), "tokenizer.ggml.pre": pre})
 
 
 def toy(**changes: Any) -> Tokenizer:
@@ -116,7 +118,7 @@ def toy(**changes: Any) -> Tokenizer:
     for key, item in metadata.items():
         if key.endswith("token_type") and isinstance(item, list) and item[0] != "normal":
             metadata[key] = np.array(item, np.int32)
-    return Tokenizer(metadata)
+    return read_tokenizer(metadata)
 
 
 TOY = toy()
@@ -207,7 +209,7 @@ def test_bos_is_put_in_front_once_if_the_model_asks() -> None:
 def test_stop_ids_are_those_of_the_metadata() -> None:
     assert TOY.stop_ids == {END}
     assert toy(eot_token_id=0, eom_token_id=5).stop_ids == {END, 0, 5}
-    assert toy(eos_token_id=None, eot_token_id=0).stop_ids == {0}
+    assert toy(eos_token_id=None, eot_token_id=0).stop_ids == {0, END}  # a known end of turns
     assert (TOY.bos_id, TOY.eos_id, TOY.vocab_size) == (START, END, len(toy_tokens()))
 
 
@@ -298,9 +300,9 @@ def test_a_sequence_never_completed_ends_as_one_replacement() -> None:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"model": "llama"}, ["gpt2", "'llama'"]),
+        ({"model": "bert"}, ["gpt2, llama, gemma4", "'bert'"]),
         ({"model": None}, ["tokenizer.ggml.model", "missing"]),
-        ({"pre": "llama-bpe"}, [*PRE_TOKENIZERS, "'llama-bpe'"]),
+        ({"pre": "kimi-k2"}, [*PRE_TOKENIZERS, "'kimi-k2'"]),
         ({"tokens": None}, ["tokens", "missing"]),
         ({"tokens": []}, ["tokens", "0 tokens"]),
         ({"tokens": ["a", "a"], "token_type": None}, ["'a'", "twice"]),
@@ -310,7 +312,7 @@ def test_a_sequence_never_completed_ends_as_one_replacement() -> None:
         ({"merges": ["h q"]}, ["merges", "hq"]),
         ({"merges": ["he"]}, ["merges"]),
         ({"merges": ["☃ a"]}, ["merges", "☃"]),
-        ({"eos_token_id": None}, ["eos_token_id", "missing"]),
+        ({"eos_token_id": None, "token_type": None}, ["eos_token_id", "missing"]),
         ({"eos_token_id": 270}, ["eos_token_id", "[0, 269]", "270"]),
         ({"bos_token_id": None, "add_bos_token": True}, ["bos_token_id"]),
         ({"add_bos_token": 1}, ["add_bos_token", "bool"]),

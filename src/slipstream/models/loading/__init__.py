@@ -24,6 +24,7 @@ from slipstream.models.loading.fingerprint import fingerprint_of
 from slipstream.models.loading.folder import read_folder
 from slipstream.models.loading.folder_template import read_folder_template
 from slipstream.models.loading.gguf import read_gguf
+from slipstream.models.loading.gguf_tokenizer import read_tokenizer
 from slipstream.models.loading.json_tokenizer import read_json_tokenizer
 from slipstream.models.loading.metadata import Metadata, read_str
 from slipstream.models.loading.names import resolve_model
@@ -94,7 +95,7 @@ def open_model(path: str | os.PathLike[str], *, quantize: str = "none") -> Model
 def _open_gguf(path: Path) -> ModelFile:
     file = read_gguf(path)
     checkpoint = read_checkpoint(file)
-    tokenizer = Tokenizer(file.metadata)
+    tokenizer = read_tokenizer(file.metadata)
     if tokenizer.vocab_size != checkpoint.arch.vocab_size:
         raise LoadError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the embedding "
@@ -112,11 +113,7 @@ def _open_gguf(path: Path) -> ModelFile:
 
 def _open_folder(path: Path) -> ModelFile:
     folder = read_folder(path)
-    tokenizer, arch = read_json_tokenizer(path), folder.checkpoint.arch
-    if tokenizer.vocab_size > arch.vocab_size:  # embeddings may have rows to spare
-        raise LoadError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the embedding {arch.vocab_size}"
-        )
+    tokenizer = read_json_tokenizer(path, folder.checkpoint.arch.vocab_size)
     return ModelFile(
         path=path,
         name=path.resolve().name,

@@ -29,6 +29,7 @@ from slipstream.models.loading.checkpoint import (
 from slipstream.models.loading.families import FAMILIES, Family
 from slipstream.models.loading.keys import Keys
 from slipstream.models.loading.metadata import describe
+from slipstream.models.loading.mlx_source import MlxSource
 from slipstream.models.loading.safetensors_files import DenseSource, SafetensorsFiles, read_files
 
 CONFIG = "config.json"
@@ -163,10 +164,16 @@ def _check_rest(keys: Keys) -> None:
 
 def open_source(files: SafetensorsFiles, config: Mapping[str, Any]) -> Source:
     """Return the tensors of the format that the configuration names."""
-    for key in ("quantization", "quantization_config"):
-        if config.get(key):
-            raise LoadError(f"{CONFIG}: {key} is not supported, got {describe(config[key])}")
-    return DenseSource(files)
+    block = config.get("quantization") or config.get("quantization_config")
+    if not block:
+        return DenseSource(files)
+    method = block.get("quant_method") if isinstance(block, dict) else None
+    if method is not None or not isinstance(block, dict):
+        raise LoadError(
+            f"{CONFIG}: quantization must be MLX's, got {describe(method or block)}",
+            hint="use a folder in bfloat16 with --quantize, an MLX folder or a GGUF file",
+        )
+    return MlxSource(files, block)
 
 
 def _place(names: Collection[str]) -> tuple[str, str]:
