@@ -185,8 +185,12 @@ class _Writer:
             piece = chance.choice(self._texts)
             text, count = f"{text}{piece}\n", count + self._count(piece)
         text = text[: len(text) * wanted // count]
-        asked = document_request(chance, [text if text.strip() else self._texts[0]])
-        return self._whole(chance, asked, longest=self._length // 2)
+        while True:
+            text = text if text.strip() else "Nothing."
+            opening = self._whole(chance, document_request(chance, [text]), self._length // 2)
+            if len(opening.ids) <= self._length * 7 // 4 or len(text) < 8:
+                return opening
+            text = text[: len(text) * 3 // 4]
 
     def copies(self, chance: random.Random) -> tuple[list[int], list[bool]]:
         """Return ids and reply mask of requests answered with sentences of their documents."""
