@@ -10,7 +10,7 @@ Draft and forward alternate as in serving: a verify of k + 1 rows, whose weights
 of the caches, then the draft. Classic steps are timed between them, in the same turns. The time is
 that of the head's own call, arrays included, not of the engine's work around it.
 
-    python benchmarks/assistant_draft.py [--layers shipped,2,3] [--k 1,2,4,8] [--context 256]
+    python benchmarks/assistant_draft.py [--layers shipped,2,3,FOLDER] [--k 1,2,4,8] [--context 256]
 
 Exit code: 0; 1 where --bar is given and drafting 4 tokens takes a larger share than that.
 """
@@ -53,7 +53,7 @@ def main() -> int:
     """Time every shape, print the table, and return 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--layers", default="shipped,2,3", help="numbers of layers, or shipped")
+    parser.add_argument("--layers", default="shipped,2,3", help="numbers of layers, shipped, or folders")
     parser.add_argument("--k", default="1,2,4,8", help="numbers of drafted tokens")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=0)
@@ -88,8 +88,10 @@ def _target(file: ModelFile, layers: str, threads: int, context: int) -> Target:
         if folder is None:
             sys.exit("no assistant is shipped for this model")
         assistant = read_assistant(folder, file.arch, file.fingerprint)
-    else:
+    elif layers.isdigit():
         assistant = _random_assistant(file, int(layers))
+    else:
+        assistant = read_assistant(layers, file.arch, file.fingerprint)
     return build_target(
         file.arch, choose_backend(config), file.load_weights, config, assistant=assistant
     )

@@ -125,11 +125,21 @@ def test_text_is_a_function_of_the_seed_and_shards_that_are_there_stay(
     assert not (tmp_path / "out" / "config.json").exists()
 
 
-def test_documents_hold_replies_out_of_their_texts(model: Path, data: Path) -> None:
+def test_copies_are_answered_with_what_earlier_replies_say(model: Path, data: Path) -> None:
     shard = read_shard(data / "shard-0-0003.safetensors")
     assert tuple(shard.ids.shape) == (5, 128)
     assert 0 < shard.replies.float().mean() < 0.9
     assert (shard.temperatures == 1).all()
+
+
+def test_answers_begin_behind_a_long_request_and_go_on(model: Path, data: Path) -> None:
+    shard = read_shard(data / "shard-0-0002.safetensors")
+    assert tuple(shard.ids.shape) == (5, 128)
+    script = read_script(open_model(model))
+    for ids, replies in zip(shard.ids.tolist(), shard.replies.tolist(), strict=True):
+        first = replies.index(True)
+        assert first > 0.8 * 64  # and there is a first: room is left for a reply
+        assert tuple(ids[first - len(script.to_reply) : first]) == script.to_reply
 
 
 @pytest.mark.slow

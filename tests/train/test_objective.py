@@ -14,19 +14,24 @@ from tests.train.worlds import random_ids, tiny_head, tiny_target  # noqa: E402
 UNROLL = 3
 
 
-@pytest.mark.parametrize("survival", [0.0, 0.5])
-def test_loss_and_gradient_are_those_of_plain_torch(survival: float) -> None:
+@pytest.mark.parametrize(
+    ("survival", "sharpness", "choice_weight"), [(0.0, 1.0, 0.0), (0.5, 1.0, 0.0), (0.5, 2.0, 1.5)]
+)
+def test_loss_and_gradient_are_those_of_plain_torch(
+    survival: float, sharpness: float, choice_weight: float
+) -> None:
     target, (head, weights, vocab_map) = tiny_target(), tiny_head()
     weights = {name: value.clone().requires_grad_() for name, value in weights.items()}
     ids = random_ids(2, 12)
     token_weight = torch.rand(2, 12)
     trace = target.forward(ids, head.config.feature_layers, head.config.kv_layers)
-    objective = Objective(head, target, vocab_map, UNROLL, survival)
+    objective = Objective(head, target, vocab_map, UNROLL, survival, sharpness, choice_weight)
     loss = objective(weights, ids, trace, token_weight)
     loss.backward()
     found = {name: value.grad.clone() for name, value in weights.items()}
 
-    asked = F.linear(trace.hidden, target.output[vocab_map]).softmax(-1)
+    wanted = F.linear(trace.hidden, target.output[vocab_map])
+    asked, best = (wanted * sharpness).softmax(-1), wanted.argmax(-1)
     num_anchors = 12 - UNROLL
     state = head.features(weights, trace, num_anchors)
     total, weight_sum = torch.zeros(()), torch.zeros(())
@@ -45,6 +50,8 @@ def test_loss_and_gradient_are_those_of_plain_torch(survival: float) -> None:
                     continue
                 weight = alive[row, i] * token_weight[row, at] * STEP_WEIGHT**j
                 total = total - weight * (asked[row, at - 1] * log_chances[row, i]).sum()
+                missed = 1 - log_chances[row, i, best[row, at - 1]].exp()
+                total = total + weight * choice_weight * missed
                 weight_sum = weight_sum + weight
                 label = int((vocab_map == ids[row, at]).nonzero())
                 chance = float(log_chances[row, i, label].exp().detach())

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from slipstream.errors import ConfigError  # noqa: E402
 from slipstream.train.acceptance import Rounds, chunks, reply_spans, walk_rounds  # noqa: E402
+from slipstream.train.code_requests import ABOUT_CODE, about_code, code_request  # noqa: E402
 from slipstream.train.corpus import Shard  # noqa: E402
 from slipstream.train.layers import (  # noqa: E402
     choose_feature_layers,
@@ -17,8 +18,9 @@ from slipstream.train.layers import (  # noqa: E402
     copying_scores,
 )
 from slipstream.train.openings import document_request, excerpt, request  # noqa: E402
-from slipstream.train.optimizer import Optimizer, orthogonal  # noqa: E402
+from slipstream.train.optimizer import Optimizer, orthogonal, pace  # noqa: E402
 from slipstream.train.recipe import Recipe  # noqa: E402
+from slipstream.train.replay import Replay  # noqa: E402
 from slipstream.train.vocabulary import choose_vocabulary, count_tokens  # noqa: E402
 from tests.tiny import ARCH  # noqa: E402
 from tests.train.worlds import tiny_target  # noqa: E402
@@ -101,11 +103,13 @@ def test_the_optimiser_finds_a_minimum() -> None:
     weights = {name: torch.zeros_like(value).requires_grad_() for name, value in wanted.items()}
     optimizer = Optimizer(weights, by_adam=())
     for step in range(1, 301):
-        sum(((weights[name] - wanted[name]) ** 2).sum() for name in wanted).backward()
-        optimizer.step(step, 0.2 * (1 - step / 301))
+        distance = sum(((weights[name] - wanted[name]) ** 2).sum() for name in wanted)
+        gradients = torch.autograd.grad(distance, list(weights.values()))
+        optimizer.step(
+            dict(zip(weights, gradients, strict=True)), pace(step, 0.2 * (1 - step / 301))
+        )
     for name, value in wanted.items():
         assert (weights[name] - value).abs().max() < 0.1
-        assert weights[name].grad is None
 
 
 @pytest.mark.parametrize(
@@ -143,3 +147,26 @@ def test_requests_are_of_many_kinds_and_documents_hold_their_texts() -> None:
         piece = excerpt(chance, "Ada met Bob. They left. It rained.")
         assert piece
         assert piece in "Ada met Bob. They left. It rained."
+
+
+def test_requests_for_code_rarely_come_twice_and_leave_no_gaps() -> None:
+    chance = random.Random(0)
+    asked = [code_request(chance) for _ in range(2000)]
+    assert len(set(asked)) > 1900
+    assert not any("{" in text for text in asked)
+    code = "int f(int x) { return x; }"
+    about = [about_code(chance, code) for _ in range(200)]
+    assert all(code in text for text in about)
+    assert len({text.partition(code)[0] for text in about}) > len(ABOUT_CODE) // 2
+    assert not any("{l}" in text or "{c}" in text for text in about)
+
+
+def test_a_replayed_function_gets_its_kind_and_tensors_on_a_cpu() -> None:
+    total = torch.zeros(3)
+
+    def add(kind: int, values: torch.Tensor) -> torch.Tensor:
+        total.add_(values, alpha=kind)
+        return total.sum()
+
+    replayed = Replay(add, torch.device("cpu"))
+    assert [float(replayed(kind, torch.ones(3))) for kind in (1, 1, 2)] == [3, 6, 12]

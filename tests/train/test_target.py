@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from slipstream.train import generate  # noqa: E402
 from slipstream.train.generate import REPLY, USER, Opening, converse  # noqa: E402
 from slipstream.train.target import logits_of  # noqa: E402
 from tests.tiny import (  # noqa: E402
@@ -100,3 +101,26 @@ def test_an_opening_longer_than_the_conversation_is_cut() -> None:
     made = converse(tiny_target(), SCRIPT, [opening(list(range(10, 40)))], 12, 0)
     assert made.ids[0].tolist() == list(range(10, 22))
     assert not made.replies.any()
+
+
+def test_what_all_openings_give_is_read_at_once_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tiny_target()
+    openings = [
+        opening(random_ids(1, length, seed=length)[0].tolist(), REPLY, temperature=length % 2)
+        for length in (19, 22, 40)
+    ]
+    plain = converse(target, SCRIPT, openings, 60, 5)
+    given_len = []
+    read = generate._Cache.read
+    monkeypatch.setattr(
+        generate._Cache,
+        "read",
+        lambda cache, ids: (given_len.append(ids.shape[1]), read(cache, ids))[1],
+    )
+    monkeypatch.setattr(generate, "_READ_AT_ONCE", 8)
+    at_once = converse(target, SCRIPT, openings, 60, 5)
+    assert given_len == [16]  # the shortest's 19th token is what the first choice is made from
+    assert torch.equal(plain.ids, at_once.ids)
+    assert torch.equal(plain.replies, at_once.replies)

@@ -20,7 +20,9 @@ SCRIPT = TurnScript(
 )
 
 
-def tiny_target(tensors: TinyTensors | None = None, max_len: int = 256) -> TargetModel:
+def tiny_target(
+    tensors: TinyTensors | None = None, max_len: int = 256, device: torch.device = CPU
+) -> TargetModel:
     """Return a tiny target as training sees it."""
     tensors = tiny_tensors() if tensors is None else tensors
     named = {EMBEDDING: tensors.embedding, NORM: tensors.norm}
@@ -33,7 +35,8 @@ def tiny_target(tensors: TinyTensors | None = None, max_len: int = 256) -> Targe
         name: torch.from_numpy(np.ascontiguousarray(tensor.dequantize()))
         for name, tensor in named.items()
     }
-    return TargetModel(tensors.arch, weights, device=CPU, dtype=torch.float32, max_len=max_len)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return TargetModel(tensors.arch, weights, device=device, dtype=dtype, max_len=max_len)
 
 
 def tiny_head(arch: Arch = ARCH, seed: int = 0) -> tuple[Head, dict[str, Tensor], Tensor]:

@@ -1,20 +1,26 @@
 """The text that a head learns from, written by its target and kept in shards.
 
-A shard is a batch of conversations in one safetensors file. In three of four shards the model
-writes both sides. The fourth is put together of such text, twice as long: documents, something to
-do about them, and replies that are sentences of the document. They teach copying from far back, and
-since the head learns the target's distribution over a text, that text need not be the target's
-reply. A shard depends on the seed, its number and the shards before it, and appears under its name
-only once it is whole; so a run that was stopped goes on with the next one.
+A shard is a batch of conversations in one safetensors file, of one of three kinds:
 
-Replies are drawn at temperatures from 0 to 1, more of them at 0, which is where most are served.
+- *talk*: the model writes both sides, from an opening or a whole request for code on;
+- *answers*: it answers requests about documents, and goes on from there; the documents are replies
+  of earlier talk, and a conversation is twice as long;
+- *copies*: documents and requests again, but the replies are sentences of the document. They teach
+  copying from far back, and since the head learns the target's distribution over a text, that text
+  need not be the target's reply.
+
+A shard depends on the seed, its number and the shards before it, and appears under its name only
+once it is whole; so a run that was stopped goes on with the next one. Replies are drawn at
+temperatures from 0 to 1, more of them at 0, which is where most are served.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +32,8 @@ from torch import Tensor
 
 from slipstream.errors import LoadError
 from slipstream.models.loading import ModelFile
-from slipstream.train.generate import USER, Opening, converse
+from slipstream.train.code_requests import about_code, code_request
+from slipstream.train.generate import REPLY, USER, Opening, converse
 from slipstream.train.openings import SYSTEMS, document_request, excerpt, request
 from slipstream.train.recipe import Recipe
 from slipstream.train.target import TargetModel
@@ -34,8 +41,11 @@ from slipstream.train.turns import TurnScript, read_script, user_frame
 
 REPLY_TEMPERATURES = (0.0, 0.0, 0.0, 0.3, 0.7, 1.0)
 _USER_TEMPERATURES = (0.6, 0.8, 1.0)
-_DOCUMENTS_EVERY = 4
-_TEXT_ROWS = 2048  # conversations of a shard whose replies become documents
+_TALK, _ANSWERS, _COPIES = "talk", "answers", "copies"
+_KINDS = (_TALK, _TALK, _ANSWERS, _COPIES)  # of shards, over and over
+_TEXT_ROWS = 4096  # conversations of a shard whose replies become documents
+_CODE, _ABOUT_CODE = 0.22, 0.06  # shares of whole requests in talk
+_FENCED = re.compile(r"```\w*\n(.+?)```", re.DOTALL)
 _POSITIONS = 1 << 32  # noise seeds of a shard, one a position
 
 
@@ -69,23 +79,24 @@ def write_shards(
         path = folder / f"shard-{recipe.seed}-{number:04}.safetensors"
         if path.exists():
             continue
-        chance = random.Random(f"{recipe.seed} {number}")
-        with_documents = number % _DOCUMENTS_EVERY == _DOCUMENTS_EVERY - 1
-        if with_documents:
-            texts = list(_texts(folder, file, recipe, range(number), chance))
-            count, length = max(recipe.conversations // 2, 1), 2 * recipe.length
-            together = [
-                _documents(file, script, frames[""], texts, chance, length) for _ in range(count)
-            ]
-            ids, replies = (torch.tensor(part) for part in zip(*together, strict=True))
-            _save(path, ids, replies, torch.ones(count))
-            continue
-        openings = [
-            _request(file, frames, chance, recipe.length) for _ in range(recipe.conversations)
-        ]
+        kind = _KINDS[number % len(_KINDS)]
+        texts = list(_texts(folder, file, recipe, number))
+        writer = _Writer(file, script, frames, texts, recipe.length)
+        count = recipe.conversations
+        if kind != _TALK:
+            count = max(count // 2, 1)
+        chances = [random.Random(f"{recipe.seed} {number} {row}") for row in range(count)]
+        with ThreadPoolExecutor() as pool:  # the tokenizer works without the interpreter's lock
+            if kind == _COPIES:
+                together = list(pool.map(writer.copies, chances))
+                ids, replies = (torch.tensor(part) for part in zip(*together, strict=True))
+                _save(path, ids, replies, torch.ones(count))
+                continue
+            openings = list(pool.map(writer.talk if kind == _TALK else writer.asked, chances))
         seed = (recipe.seed << 20 | number) * _POSITIONS & (1 << 62) - 1
-        stage = f"shard {number + 1} of {recipe.shards}"
-        written = converse(target, script, openings, recipe.length, seed, partial(report, stage))
+        stage = partial(report, f"shard {number + 1} of {recipe.shards}")
+        length = recipe.length if kind == _TALK else 2 * recipe.length
+        written = converse(target, script, openings, length, seed, stage)
         temperatures = torch.tensor([item.temperatures[1] for item in openings])
         _save(path, written.ids, written.replies, temperatures)
 
@@ -123,53 +134,108 @@ def _save(path: Path, ids: Tensor, replies: Tensor, temperatures: Tensor) -> Non
     os.replace(unfinished, path)
 
 
-def _request(
-    file: ModelFile, frames: Mapping[str, tuple[str, str]], chance: random.Random, length: int
-) -> Opening:
-    opening, system = request(chance)
-    ids = file.tokenizer.encode(frames[system][0] + opening, parse_special=True)
-    is_text = opening.endswith((":\n\n", "Text:\n\n", "{}"))
-    longest = length // 2 if is_text else length // 4
-    return Opening(
-        ids=ids,
-        role=USER,
-        temperatures=(chance.choice(_USER_TEMPERATURES), chance.choice(REPLY_TEMPERATURES)),
-        limits=(chance.randint(max(longest // 4, 1), longest), _reply_limit(chance, length)),
-    )
+class _Writer:
+    """Draws how conversations begin.
+
+    Args:
+        frames: what stands before the user's text and after it, by system message.
+        texts: earlier replies; may be empty.
+        length: tokens of a conversation.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        script: TurnScript,
+        frames: Mapping[str, tuple[str, str]],
+        texts: Sequence[str],
+        length: int,
+    ) -> None:
+        self._file, self._script, self._frames = file, script, frames
+        self._texts = texts or ["Nothing was written."]
+        self._code = [piece for text in texts for piece in _FENCED.findall(text)]
+        self._length = length
+
+    def talk(self, chance: random.Random) -> Opening:
+        """Draw the opening of a conversation that the model writes."""
+        kind, length = chance.random(), self._length
+        if kind < _CODE:
+            return self._whole(chance, code_request(chance), longest=length * 3 // 4)
+        if kind < _CODE + _ABOUT_CODE and self._code:
+            code = chance.choice(self._code)[:length]
+            return self._whole(chance, about_code(chance, code), longest=length * 3 // 4)
+        opening, system = request(chance)
+        is_text = opening.endswith((":\n\n", "Text:\n\n", "{}"))
+        longest = length // 2 if is_text else length // 4
+        return Opening(
+            ids=self._file.tokenizer.encode(self._frames[system][0] + opening, parse_special=True),
+            role=USER,
+            temperatures=(chance.choice(_USER_TEMPERATURES), chance.choice(REPLY_TEMPERATURES)),
+            limits=(
+                chance.randint(max(longest // 4, 1), longest),
+                _reply_limit(chance, length // 2, length),
+            ),
+        )
+
+    def asked(self, chance: random.Random) -> Opening:
+        """Draw a request about documents, 0.9 to 1.5 times `length` long."""
+        wanted = chance.randint(self._length * 9 // 10, self._length * 3 // 2)
+        text, count = "", 0
+        while count < wanted:
+            piece = chance.choice(self._texts)
+            text, count = f"{text}{piece}\n", count + self._count(piece)
+        text = text[: len(text) * wanted // count]
+        while True:
+            text = text if text.strip() else "Nothing."
+            opening = self._whole(chance, document_request(chance, [text]), self._length // 2)
+            if len(opening.ids) <= self._length * 7 // 4 or len(text) < 8:
+                return opening
+            text = text[: len(text) * 3 // 4]
+
+    def copies(self, chance: random.Random) -> tuple[list[int], list[bool]]:
+        """Return ids and reply mask of requests answered with sentences of their documents."""
+        length, script = 2 * self._length, self._script
+        encode = partial(self._file.tokenizer.encode, parse_special=False)
+        ids = self._file.tokenizer.encode(self._frames[""][0], parse_special=True)
+        is_reply = [False] * len(ids)
+        while len(ids) < length:
+            chosen = [chance.choice(self._texts) for _ in range(chance.choice((1, 1, 2, 3, 4)))]
+            asked = [*encode(document_request(chance, chosen)), *script.to_reply]
+            answer = [*encode(excerpt(chance, chance.choice(chosen))), script.to_user[0]]
+            ids += [*asked, *answer, *script.to_user[1:]]
+            is_reply += [False] * len(asked) + [True] * len(answer)
+            is_reply += [False] * (len(script.to_user) - 1)
+        return ids[:length], is_reply[:length]
+
+    def _whole(self, chance: random.Random, asked: str, longest: int) -> Opening:
+        tokenizer, frame = self._file.tokenizer, self._frames[""][0]
+        ids = tokenizer.encode(frame, parse_special=True)
+        ids = [*ids, *tokenizer.encode(asked, parse_special=False), *self._script.to_reply]
+        limit = self._length // 4
+        return Opening(
+            ids=ids,
+            role=REPLY,
+            temperatures=(chance.choice(_USER_TEMPERATURES), chance.choice(REPLY_TEMPERATURES)),
+            limits=(
+                chance.randint(max(limit // 4, 1), limit),
+                _reply_limit(chance, longest, self._length),
+            ),
+        )
+
+    def _count(self, text: str) -> int:
+        return len(self._file.tokenizer.encode(text, parse_special=False))
 
 
-def _documents(
-    file: ModelFile,
-    script: TurnScript,
-    frame: tuple[str, str],
-    texts: Sequence[str],
-    chance: random.Random,
-    length: int,
-) -> tuple[list[int], list[bool]]:
-    """Return ids and reply mask of a conversation about documents, `length` tokens long."""
-    encode = partial(file.tokenizer.encode, parse_special=False)
-    ids = file.tokenizer.encode(frame[0], parse_special=True)
-    is_reply = [False] * len(ids)
-    while len(ids) < length:
-        chosen = [chance.choice(texts) for _ in range(chance.choice((1, 1, 2, 3, 4)))]
-        asked = [*encode(document_request(chance, chosen)), *script.to_reply]
-        answer = [*encode(excerpt(chance, chance.choice(chosen))), script.to_user[0]]
-        ids += [*asked, *answer, *script.to_user[1:]]
-        is_reply += [False] * len(asked) + [True] * len(answer)
-        is_reply += [False] * (len(script.to_user) - 1)
-    return ids[:length], is_reply[:length]
+def _reply_limit(chance: random.Random, longest: int, length: int) -> int:
+    return chance.randint(max(length // 6, 1), max(longest, length // 6, 1))
 
 
-def _reply_limit(chance: random.Random, length: int) -> int:
-    return chance.randint(max(length // 6, 1), max(length // 2, 1))
-
-
-def _texts(
-    folder: Path, file: ModelFile, recipe: Recipe, numbers: range, chance: random.Random
-) -> Iterator[str]:
-    """Yield texts out of earlier shards' replies, at least one."""
-    pool = [n for n in numbers if n % _DOCUMENTS_EVERY != _DOCUMENTS_EVERY - 1]
-    shard = read_shard(folder / f"shard-{recipe.seed}-{chance.choice(pool):04}.safetensors")
+def _texts(folder: Path, file: ModelFile, recipe: Recipe, number: int) -> Iterator[str]:
+    """Yield texts out of the replies of the last talk before a shard, if there is any."""
+    pool = [n for n in range(number) if _KINDS[n % len(_KINDS)] == _TALK]
+    if not pool:
+        return
+    shard = read_shard(folder / f"shard-{recipe.seed}-{pool[-1]:04}.safetensors")
     for row in range(min(len(shard.ids), _TEXT_ROWS)):
         edges = torch.diff(shard.replies[row].int(), prepend=torch.zeros(1, dtype=torch.int32))
         starts, ends = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
@@ -180,4 +246,3 @@ def _texts(
             text = file.tokenizer.decode(ids).strip()
             if text:
                 yield text
-    yield "Nothing was written."

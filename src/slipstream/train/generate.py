@@ -5,6 +5,8 @@ a sequence that still has given tokens takes the next of them, the others what w
 two turns the template's own markers are taken (`train.turns`). Each position has noise of its own,
 so what a batch says depends on the seed and the batch alone, and a drafter can be judged under the
 very noise that a reply was drawn with.
+
+What all openings of a batch have given is read in one forward; from there on it is token by token.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from slipstream.train.acceptance import chunks
+from slipstream.train.fuse import fuse
 from slipstream.train.target import TargetModel, logits_of
 from slipstream.train.turns import TurnScript
 
 USER, REPLY = 0, 1
+_READ_AT_ONCE = 256  # given tokens, or a multiple: few lengths, since each is compiled for itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +59,18 @@ class Conversations:
 
 def gumbel(rows: int, columns: int, seed: int, device: torch.device) -> Tensor:
     """Return Gumbel noise, float32 of shape (rows, columns), a function of the arguments alone."""
+    return _waits(rows, columns, seed, device).clamp_(min=1e-30).log_().neg_()
+
+
+def _waits(rows: int, columns: int, seed: int, device: torch.device) -> Tensor:
     generator = torch.Generator(device).manual_seed(seed)
-    drawn = torch.empty(rows, columns, device=device).exponential_(generator=generator)
-    return drawn.clamp_(min=1e-30).log_().neg_()
+    return torch.empty(rows, columns, device=device).exponential_(generator=generator)
+
+
+def _choose(logits: Tensor, barred: Tensor, temperatures: Tensor, waits: Tensor) -> Tensor:
+    """Return the winner of each row's Gumbel race, noise made on the way."""
+    noise = waits.clamp(min=1e-30).log().neg()
+    return (logits + barred + temperatures[:, None] * noise).argmax(1)
 
 
 @torch.no_grad()
@@ -85,16 +99,18 @@ def converse(
     turns = _Turns(script, openings, target.arch.vocab_size, device)
     cache = _Cache(target, batch, length)
     replies = torch.zeros(batch, length, dtype=torch.bool, device=device)
-    shortest = min(len(item.ids) for item in openings)
-    for position in range(length - 1):
+    shortest = min(min(len(item.ids) for item in openings), length)
+    choose = fuse(_choose, device)
+    read = (shortest - 1) // _READ_AT_ONCE * _READ_AT_ONCE
+    if read > 0:
+        cache.read(given[:, :read])
+    for position in range(max(read, 0), length - 1):
         hidden = cache.step(given[:, position], position)
         if position + 1 < shortest:
             continue
-        logits = logits_of(hidden, target.output).add_(turns.barred)
-        drawn = logits.addcmul_(
-            turns.temperature()[:, None],
-            gumbel(batch, logits.shape[1], seed + position + 1, device),
-        ).argmax(1)
+        logits = logits_of(hidden, target.output)
+        waits = _waits(batch, logits.shape[1], seed + position + 1, device)
+        drawn = choose(logits, turns.barred, turns.temperature(), waits)
         free = position + 1 >= given_len
         tokens, is_reply = turns.take(drawn, free)
         given[:, position + 1] = torch.where(free, tokens, given[:, position + 1])
@@ -159,6 +175,15 @@ class _Cache:
         self._kv = [
             torch.empty(shape, device=target.device, dtype=target.dtype) for _ in target.layers
         ]
+
+    def read(self, ids: Tensor) -> None:
+        """Take the first tokens of each sequence, of shape (B, T)."""
+        layers = range(len(self._kv))
+        for rows in chunks(ids):
+            trace = self._target.forward(ids[rows], kv_layers=layers)
+            for kv, (k, v) in zip(self._kv, trace.kv, strict=True):
+                kv[0, rows, :, : ids.shape[1]] = k
+                kv[1, rows, :, : ids.shape[1]] = v
 
     def step(self, ids: Tensor, position: int) -> Tensor:
         """Return the normed hidden state of shape (B, H) after one token of each sequence."""

@@ -5,6 +5,11 @@ to the draft vocabulary. The sequence stands for an accepted prefix, so an ancho
 long as every token up to the one asked for can be drafted. Later steps count for less, as they are
 reached less often: by 0.8^j, as Medusa weighs its heads (arXiv 2401.10774), and by the chance that
 the head itself gives to the tokens before, since no round reaches a step past a wrong draft.
+
+The loss is cross-entropy. Most replies are served greedily, and a small head cannot have the whole
+distribution right, so two settings move it towards the token that the target would choose: the
+target's distribution may be sharpened, and the chance that the head gives to its likeliest token
+may count beside (the part of LK losses that is the acceptance itself, arXiv 2602.23881).
 """
 
 from __future__ import annotations
@@ -30,17 +35,26 @@ class Objective:
         vocab_map: int64 of shape (W,), the draft vocabulary.
         unroll: draft steps.
         survival: how much a step's weight follows the head's chance to get that far.
+        sharpness: the target's logits are multiplied by it.
+        choice_weight: of the chance that the head gives to the target's likeliest token.
     """
 
     def __init__(
-        self, head: Head, target: TargetModel, vocab_map: Tensor, unroll: int, survival: float
+        self,
+        head: Head,
+        target: TargetModel,
+        vocab_map: Tensor,
+        unroll: int,
+        survival: float,
+        sharpness: float = 1.0,
+        choice_weight: float = 0.0,
     ) -> None:
         self._head, self._target = head, target
-        self._unroll, self._survival = unroll, survival
+        self._unroll, self._survival, self._sharpness = unroll, survival, sharpness
         self._output = target.output[vocab_map]
         self._index = torch.full((target.arch.vocab_size,), -1, device=target.device)
         self._index[vocab_map] = torch.arange(len(vocab_map), device=target.device)
-        self._divergence = _divergence(target.device)
+        self._divergence = _divergence(target.device, choice_weight)
         self._softmax = fuse(_softmax, target.device)
 
     def __call__(self, weights: Weights, ids: Tensor, trace: Trace, token_weight: Tensor) -> Tensor:
@@ -54,7 +68,9 @@ class Objective:
         head, target, unroll = self._head, self._target, self._unroll
         num_anchors = ids.shape[1] - unroll
         with torch.no_grad():
-            asked = self._softmax(logits_of(trace.hidden, self._output), target.dtype)
+            wanted = logits_of(trace.hidden, self._output)
+            best = wanted.argmax(-1)
+            asked = self._softmax(wanted, self._sharpness, target.dtype)
         embedded = head.embed(weights, target, ids)
         state = head.features(weights, trace, num_anchors)
         index = F.pad(self._index[ids], (0, 1), value=-1)
@@ -71,7 +87,11 @@ class Objective:
             alive = alive * (label >= 0)
             weight = alive * token_weight[:, following].flatten() * STEP_WEIGHT**j
             loss, chance = self._divergence(
-                logits, asked[:, rows].flatten(0, 1), label.clamp(min=0), weight
+                logits,
+                asked[:, rows].flatten(0, 1),
+                best[:, rows].flatten(),
+                label.clamp(min=0),
+                weight,
             )
             total = total + loss
             weight_sum = weight_sum + weight.sum()
@@ -79,42 +99,56 @@ class Objective:
         return total / weight_sum.clamp(min=1e-6)
 
 
-def _softmax(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    return logits.softmax(-1).to(dtype)
+def _softmax(logits: Tensor, sharpness: float, dtype: torch.dtype) -> Tensor:
+    return (logits * sharpness).softmax(-1).to(dtype)
 
 
-def _divergence(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return weighted cross-entropy as an autograd function that keeps 16-bit logits only.
+def _divergence(device: torch.device, choice_weight: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the weighted loss as an autograd function that keeps 16-bit logits only.
 
-    It takes logits and asked probabilities of shape (N, W), labels and weights of shape (N,), and
-    returns the weighted sum and the chance that the head gives to each label.
+    It takes logits and asked probabilities of shape (N, W), the target's likeliest tokens, labels
+    and weights of shape (N,), and returns the weighted sum and the chance that the head gives to
+    each label.
     """
 
-    def losses(logits: Tensor, asked: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def losses(
+        logits: Tensor, asked: Tensor, best: Tensor, label: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         z = logits.float()
         log_sum = z.logsumexp(1)
         chance = (z.gather(1, label[:, None]).squeeze(1) - log_sum).exp()
-        return log_sum - (asked.float() * z).sum(1), log_sum, chance
+        chosen = (z.gather(1, best[:, None]).squeeze(1) - log_sum).exp()
+        loss = log_sum - (asked.float() * z).sum(1) + choice_weight * (1 - chosen)
+        return loss, log_sum, chance
 
-    def gradient(logits: Tensor, asked: Tensor, log_sum: Tensor, weight: Tensor) -> Tensor:
-        own = (logits.float() - log_sum[:, None]).exp()
-        return ((own - asked.float()) * weight[:, None]).to(logits.dtype)
+    def gradient(
+        logits: Tensor, asked: Tensor, best: Tensor, log_sum: Tensor, weight: Tensor
+    ) -> Tensor:
+        z = logits.float()
+        own = (z - log_sum[:, None]).exp()
+        step = own - asked.float()
+        if choice_weight:
+            chosen = (z.gather(1, best[:, None]) - log_sum[:, None]).exp()
+            is_best = torch.arange(z.shape[1], device=z.device) == best[:, None]
+            step = step + choice_weight * chosen * (own - is_best.float())
+        return (step * weight[:, None]).to(logits.dtype)
 
     forward_of, backward_of = fuse(losses, device), fuse(gradient, device)
 
     class Divergence(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, logits: Tensor, asked: Tensor, label: Tensor, weight: Tensor
+            ctx: Any, logits: Tensor, asked: Tensor, best: Tensor, label: Tensor, weight: Tensor
         ) -> tuple[Tensor, Tensor]:
-            loss, log_sum, chance = forward_of(logits, asked, label)
-            ctx.save_for_backward(logits, asked, log_sum, weight)
+            loss, log_sum, chance = forward_of(logits, asked, best, label)
+            ctx.save_for_backward(logits, asked, best, log_sum, weight)
             ctx.mark_non_differentiable(chance)
             return (loss * weight).sum(), chance
 
         @staticmethod
         def backward(ctx: Any, upstream: Tensor, _: Tensor) -> Any:
-            logits, asked, log_sum, weight = ctx.saved_tensors
-            return backward_of(logits, asked, log_sum, weight * upstream), None, None, None
+            logits, asked, best, log_sum, weight = ctx.saved_tensors
+            gradients = backward_of(logits, asked, best, log_sum, weight * upstream)
+            return gradients, None, None, None, None
 
     return Divergence.apply

@@ -108,12 +108,18 @@ TASKS = (
 )  # fmt: skip
 
 
+_LOWER_CASE = 0.2  # share of requests typed without capitals
+
+
 def request(chance: random.Random) -> tuple[str, str]:
     """Draw (beginning of a user's turn, system message); either may be empty."""
     system = chance.choice(SYSTEMS) if chance.random() < 0.15 else ""
     if chance.random() < 0.3:
         return "", system
-    return chance.choice(REQUESTS).replace("{}", chance.choice(SUBJECTS)), system
+    opening = chance.choice(REQUESTS).replace("{}", chance.choice(SUBJECTS))
+    if chance.random() < _LOWER_CASE:
+        opening = opening.lower()
+    return opening, system
 
 
 def document_request(chance: random.Random, texts: Sequence[str]) -> str:

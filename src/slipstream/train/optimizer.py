@@ -4,7 +4,8 @@ Muon (Jordan et al. 2024) steps along the nearest orthogonal matrix of the momen
 Newton-Schulz iterations; with the scale of Liu et al. 2025 (arXiv 2502.16982, section 2.2) one
 learning rate serves both. All matrices of a shape are stepped at once, which a loop over them, as
 torch's own Muon has, is too slow for at this size. State is plain tensors, so that it can be stored
-as safetensors.
+as safetensors, and so are the numbers that change from step to step, so that a step can be recorded
+and replayed.
 """
 
 from __future__ import annotations
@@ -40,39 +41,59 @@ class Optimizer:
             self.state[f"second.{name}"] = torch.zeros_like(weights[name])
 
     @torch.no_grad()
-    def step(self, number: int, learning_rate: float) -> None:
-        """Take step `number`, from 1, along the gradients, and drop them."""
-        for names in self._groups:
-            self._step_muon(names, learning_rate)
-        self._step_adam(number, learning_rate)
-        for weight in self._weights.values():
-            weight.grad = None
+    def step(self, gradients: Mapping[str, Tensor], pace: Tensor) -> None:
+        """Take a step.
 
-    def _step_muon(self, names: Sequence[str], learning_rate: float) -> None:
+        Args:
+            gradients: of every weight.
+            pace: what `pace` returns for this step, on the weights' device.
+        """
+        for names in self._groups:
+            self._step_muon(names, gradients, pace)
+        self._step_adam(gradients, pace)
+
+    def _step_muon(
+        self, names: Sequence[str], gradients: Mapping[str, Tensor], pace: Tensor
+    ) -> None:
         weights = [self._weights[name] for name in names]
         moments = [self.state[f"first.{name}"] for name in names]
-        grads = [_grad(weight) for weight in weights]
+        grads = [gradients[name] for name in names]
         torch._foreach_mul_(moments, _MOMENTUM)
         torch._foreach_add_(moments, grads)
         ahead = torch.stack(torch._foreach_add(grads, moments, alpha=_MOMENTUM))
-        update = orthogonal(ahead)
-        size = _RMS * max(update.shape[1:]) ** 0.5
-        torch._foreach_mul_(weights, 1 - learning_rate * _DECAY)
-        torch._foreach_add_(weights, list(update.float().unbind()), alpha=-learning_rate * size)
+        size = _RMS * max(ahead.shape[1:]) ** 0.5
+        update = orthogonal(ahead).float() * (pace[0] * -size)
+        torch._foreach_mul_(weights, 1 - pace[0] * _DECAY)
+        torch._foreach_add_(weights, list(update.unbind()))
 
-    def _step_adam(self, number: int, learning_rate: float) -> None:
+    def _step_adam(self, gradients: Mapping[str, Tensor], pace: Tensor) -> None:
         weights = [self._weights[name] for name in self._adam]
         first = [self.state[f"first.{name}"] for name in self._adam]
         second = [self.state[f"second.{name}"] for name in self._adam]
-        grads = [_grad(weight) for weight in weights]
+        grads = [gradients[name] for name in self._adam]
         torch._foreach_lerp_(first, grads, 1 - _BETAS[0])
         torch._foreach_mul_(second, _BETAS[1])
         torch._foreach_addcmul_(second, grads, grads, 1 - _BETAS[1])
         divisor = torch._foreach_sqrt(second)
-        torch._foreach_div_(divisor, (1 - _BETAS[1] ** number) ** 0.5)
+        torch._foreach_mul_(divisor, pace[2])
         torch._foreach_add_(divisor, _EPS)
-        size = -learning_rate / (1 - _BETAS[0] ** number)
-        torch._foreach_addcdiv_(weights, first, divisor, value=size)
+        update = torch._foreach_div(first, divisor)
+        torch._foreach_mul_(update, pace[1])
+        torch._foreach_add_(weights, update)
+
+
+def pace(number: int, learning_rate: float) -> Tensor:
+    """Return step `number`'s sizes, from 1: float32 of shape (3,), on the CPU.
+
+    The learning rate, and Adam's correction for a young state: of the step and of its divisor.
+    """
+    return torch.tensor(
+        [
+            learning_rate,
+            -learning_rate / (1 - _BETAS[0] ** number),
+            (1 - _BETAS[1] ** number) ** -0.5,
+        ]
+    )
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -89,8 +110,3 @@ def orthogonal(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x
-
-
-def _grad(weight: Tensor) -> Tensor:
-    assert weight.grad is not None  # every weight takes part in every loss
-    return weight.grad

@@ -40,6 +40,8 @@ class Recipe:
     learning_rate: float = _setting(2e-3, "its peak", 1e-9, 1.0)
     user_weight: float = _setting(0.25, "weight of the user's tokens, a reply's being 1", 0, 1)
     survival: float = _setting(0.8, "how much a step's weight follows the chance to reach it", 0, 1)
+    sharpness: float = _setting(1.0, "what multiplies the target's logits", 1e-3, 100)
+    choice_weight: float = _setting(0.0, "weight of the chance of the target's choice", 0, 100)
     quantize_from: float = _setting(0.8, "part of the steps after which weights are rounded", 0, 1)
 
     def __post_init__(self) -> None:

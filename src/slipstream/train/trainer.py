@@ -22,8 +22,9 @@ from slipstream.train.checkpoint import load_state, save_state
 from slipstream.train.corpus import Shard
 from slipstream.train.head import Head, cast, first_weights
 from slipstream.train.objective import Objective
-from slipstream.train.optimizer import Optimizer
+from slipstream.train.optimizer import Optimizer, pace
 from slipstream.train.recipe import Recipe
+from slipstream.train.replay import Replay
 from slipstream.train.target import TargetModel
 
 _WARM_UP = 100  # steps
@@ -58,7 +59,16 @@ class Trainer:
         weights = first_weights(head.config, target, self.vocab_map, recipe.seed)
         self.weights = {name: value.requires_grad_() for name, value in weights.items()}
         self._optimizer = Optimizer(self.weights, by_adam=("output",))
-        self._objective = Objective(head, target, self.vocab_map, recipe.unroll, recipe.survival)
+        self._objective = Objective(
+            head,
+            target,
+            self.vocab_map,
+            recipe.unroll,
+            recipe.survival,
+            recipe.sharpness,
+            recipe.choice_weight,
+        )
+        self._step_of = Replay(self._step, target.device)
         self.step = 0
         self.history: list[dict[str, Any]] = []
         self._resume()
@@ -95,17 +105,21 @@ class Trainer:
         return total
 
     def _train(self, ids: Tensor, replies: Tensor) -> Tensor:
-        recipe, config, target = self._recipe, self.head.config, self.target
+        recipe, device = self._recipe, self.target.device
         part = self.step / recipe.steps
         bits = recipe.bits if part >= recipe.quantize_from else 0
-        trace = target.forward(ids, config.feature_layers, config.kv_layers)
-        weights = cast(config, self.weights, target.dtype, bits)
-        token_weight = torch.where(replies, 1.0, recipe.user_weight)
-        loss = self._objective(weights, ids, trace, token_weight)
-        loss.backward()  # type: ignore[no-untyped-call]
         warm = min((self.step + 1) / _WARM_UP, 1.0)
         rate = recipe.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * part))
-        self._optimizer.step(self.step + 1, rate)
+        return self._step_of(bits, ids, replies, pace(self.step + 1, rate).to(device))
+
+    def _step(self, bits: int, ids: Tensor, replies: Tensor, pace_of: Tensor) -> Tensor:
+        recipe, config, target = self._recipe, self.head.config, self.target
+        trace = target.forward(ids, config.feature_layers, config.kv_layers)
+        weights = cast(config, self.weights, target.dtype, bits)
+        token_weight = replies * (1 - recipe.user_weight) + recipe.user_weight
+        loss = self._objective(weights, ids, trace, token_weight)
+        gradients = torch.autograd.grad(loss, list(self.weights.values()))
+        self._optimizer.step(dict(zip(self.weights, gradients, strict=True)), pace_of)
         return loss.detach()
 
     def _check(self, losses: Sequence[Tensor]) -> None:

@@ -1,0 +1,45 @@
+"""A training step that is recorded on the GPU is the step that it would have been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from slipstream.train.corpus import Shard  # noqa: E402
+from slipstream.train.head import Head  # noqa: E402
+from slipstream.train.recipe import Recipe  # noqa: E402
+from slipstream.train.replay import Replay  # noqa: E402
+from slipstream.train.target import TargetModel  # noqa: E402
+from slipstream.train.trainer import Trainer  # noqa: E402
+from tests.tiny import ARCH  # noqa: E402
+from tests.train.worlds import random_ids, tiny_head, tiny_target  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def trained(path: Path, recorded: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train a tiny head for 12 steps; return the losses and the weights."""
+    device = torch.device("cuda")
+    target: TargetModel = tiny_target(device=device)
+    head, _, vocab_map = tiny_head()
+    replies = torch.ones(24, 32, dtype=torch.bool)
+    shard = Shard(ids=random_ids(24, 32).int(), replies=replies, temperatures=torch.zeros(24))
+    recipe = Recipe(steps=12, batch_tokens=128, length=32, quantize_from=0.5, learning_rate=1e-3)
+    trainer = Trainer(target, Head(head.config, ARCH, device), [shard], vocab_map, recipe, path)
+    if not recorded:
+        trainer._step_of = Replay(trainer._step, torch.device("cpu"))
+    trainer.run(lambda stage, part: None, 1, lambda: None)
+    assert len(trainer._step_of._recorded) == (2 if recorded else 0)  # unrounded and rounded
+    losses = [entry["loss"] for entry in trainer.history]
+    return losses, {name: value.detach() for name, value in trainer.weights.items()}
+
+
+def test_recorded_steps_are_plain_steps(tmp_path: Path) -> None:
+    losses, weights = trained(tmp_path / "recorded", recorded=True)
+    plain_losses, plain = trained(tmp_path / "plain", recorded=False)
+    assert losses == pytest.approx(plain_losses, rel=1e-3)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, plain[name], rtol=1e-2, atol=1e-3)
