@@ -80,7 +80,9 @@ def test_an_open_address_without_a_key_is_warned_of(capsys: pytest.CaptureFixtur
     [
         (["--port", "99999"], "port must be an integer in [0, 65535]"),
         (["--prot", "80"], "hint: did you mean --port?"),
-        (["--api-key", ""], "api_key must not be empty, got ''"),
+        (["--api-key", ""], "api_key must not be empty"),
+        (["--api-key", "sesame\x07"], "api_key must be printable ASCII text without spaces"),
+        (["--api-key", "open sesame"], "api_key must be printable ASCII text without spaces"),
         (["--api-key", "  "], "api_key must not be empty"),
         (["--k", "4", "--max-k", "2"], "k must be in [0, max_k]"),
         (
@@ -88,6 +90,16 @@ def test_an_open_address_without_a_key_is_warned_of(capsys: pytest.CaptureFixtur
             "give either --drafter or --speculative-config",
         ),
         (["--speculative-config", '{"metod": "ngram"}'], "did you mean method?"),
+        (["--speculative-config", ""], "speculative_config must not be empty"),
+        (["--speculative-config", "ngram"], "speculative_config must be JSON, got ngram"),
+        (
+            ["--max-k", "3", "--speculative-config", '{"num_speculative_tokens": 4}'],
+            "give either --max-k or --speculative-config",
+        ),
+        (
+            ["--k", "4", "--speculative-config", '{"num_speculative_tokens": 2}'],
+            "k must be in [0, max_k]",
+        ),
         (["--host", "no-such-host.invalid"], "cannot listen on no-such-host.invalid"),
         (["--record", "/no/such/folder/trace.json"], "cannot write"),
     ],
@@ -100,7 +112,9 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
 
     engine.load = load  # type: ignore[attr-defined]
     assert main(["serve", "tiny", *words]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert "sesame" not in said  # a key is nobody else's business
 
 
 def test_missing_packages_are_named(

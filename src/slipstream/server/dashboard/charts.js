@@ -126,6 +126,11 @@ function columns(at, count, draw) {
   }
 }
 
+// Every how many columns have a label, so that labels keep their distance on a telephone.
+function labelStride(at, count) {
+  return Math.ceil(21 / (at.inner.width / count));
+}
+
 function columnLabel(at, left, step, text, strong = false) {
   return node("text", { x: left + step / 2, y: at.bottom + 15, "text-anchor": "middle",
     ...(strong ? { class: "strong" } : {}) }, text);
@@ -138,8 +143,9 @@ function column(at, left, step, share, name) {
     width: Math.max(step - 2 * gap, 1), height });
 }
 
-// costs: as v1/speculation has them; chosen: the drafted tokens that are marked, null for none.
-function costChart(box, costs, chosen) {
+// costs: as v1/speculation has them; chosen: the drafted tokens that are marked, null for none; old:
+// steps after which a time is shown as one of the past.
+function costChart(box, costs, chosen, old) {
   const known = costs.filter((entry) => entry.round_ms !== null);
   if (!known.length) return empty(box, "No round was measured yet");
   const pick = costs.find((entry) => entry.drafted === chosen);
@@ -149,7 +155,7 @@ function costChart(box, costs, chosen) {
     ? `Milliseconds of a round by drafted tokens; ${chosen} is chosen: ${costTitle(pick)}`
     : "Milliseconds of a round by drafted tokens.");
   grid(at, top, plain);
-  const every = Math.ceil(17 / (at.inner.width / costs.length)); // 17 px for a label
+  const every = labelStride(at, costs.length);
   const place = costs.indexOf(pick);
   columns(at, costs.length, (index, left, step) => {
     const entry = costs[index];
@@ -158,15 +164,23 @@ function costChart(box, costs, chosen) {
     const label = strong || (index % every === 0 && !near) ? String(entry.drafted) : "";
     const parts = [columnLabel(at, left, step, label, strong)];
     if (entry.round_ms !== null) {
-      parts.push(column(at, left, step, entry.round_ms / top, strong ? "bar-live" : "bar-soft"));
+      const isOld = entry.age_steps === null || entry.age_steps > old;
+      const name = strong ? "bar-live" : isOld ? "bar-old" : "bar-soft";
+      parts.push(column(at, left, step, entry.round_ms / top, name));
     }
     if (entry.classic_ms !== null && entry.classic_ms <= top) {
       const y = at.bottom - (entry.classic_ms / top) * at.inner.height;
       parts.push(node("line", { class: "worth", x1: left + 1, x2: left + step - 1, y1: y, y2: y }));
     }
-    return { parts, title: costTitle(entry) };
+    return { parts, title: `${costTitle(entry)} (${ageWords(entry)})` };
   });
   show(box, at.drawing);
+}
+
+function ageWords(entry) {
+  if (entry.round_ms === null) return "never run";
+  if (entry.age_steps === null) return "timed before the start";
+  return entry.age_steps === 0 ? "run in the last step" : `last run ${entry.age_steps} steps ago`;
 }
 
 function costTitle(entry) {
@@ -190,9 +204,10 @@ function recentChart(box, histogram, ceiling, total) {
   at.drawing.append(node("line", {
     class: "grid", x1: at.inner.left, x2: at.right, y1: at.bottom, y2: at.bottom }));
   const most = Math.max(...shown, 1);
+  const every = labelStride(at, shown.length);
   columns(at, shown.length, (k, left, step) => {
     const share = total ? shown[k] / total : 0;
-    const parts = [columnLabel(at, left, step, String(k))];
+    const parts = [columnLabel(at, left, step, k % every === 0 ? String(k) : "")];
     if (shown[k]) {
       parts.push(column(at, left, step, shown[k] / most, "bar-soft"));
       const y = at.bottom - (shown[k] / most) * at.inner.height - 4;
@@ -214,9 +229,10 @@ function acceptanceChart(box, positions) {
     (first.drafted ? `, and was in ${percent(counted[0])} so far.` : "."));
   grid(at, 1, percent);
   const points = [];
+  const every = labelStride(at, positions.length);
   columns(at, positions.length, (index, left, step) => {
     const each = positions[index];
-    const parts = [columnLabel(at, left, step, String(each.position))];
+    const parts = [columnLabel(at, left, step, index % every === 0 ? String(each.position) : "")];
     if (counted[index] !== null) parts.push(column(at, left, step, counted[index], "bar-soft"));
     if (each.survival !== null) {
       points.push([left + step / 2, at.bottom - each.survival * at.inner.height]);
