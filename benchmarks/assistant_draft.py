@@ -53,7 +53,9 @@ def main() -> int:
     """Time every shape, print the table, and return 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--layers", default="shipped,2,3", help="numbers of layers, shipped, or folders")
+    parser.add_argument(
+        "--layers", default="shipped,2,3", help="numbers of layers, shipped, or folders"
+    )
     parser.add_argument("--k", default="1,2,4,8", help="numbers of drafted tokens")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=0)
@@ -121,11 +123,14 @@ def _timed(
     budget = RowBudget.of(EngineConfig(max_num_seqs=1), target.arch.vocab_size)
     classic: list[float] = []
     drafts: dict[int, list[float]] = {k: [] for k in widths}
+    assert target.head is not None, "the target has a head"
+    drafter = target.head.drafter()
     with idle_forwards(target, budget, max(widths) + 2, context) as forwards:
         forwards.fill(budget.prefill)
         for turn in range(turns + 5):
             for k in widths:
-                ask = dataclasses.replace(forwards.ask(k), temperature=temperature, seed=turn)
+                asked = forwards.ask(k, drafter)
+                ask = dataclasses.replace(asked, temperature=temperature, seed=turn)
                 took = _draft_s(target, ask)
                 one = forwards(1)
                 if turn >= 5:
@@ -175,7 +180,7 @@ def _draft_s(target: Target, ask: Ask) -> float:
 def _check_batch(forwards: Forwards, target: Target) -> None:
     """A draft for k tokens begins with the draft for fewer."""
     assert target.head is not None, "the target has a head"
-    few, many = (target.head.propose([forwards.ask(k)])[0] for k in (2, 4))
+    few, many = (target.head.propose([forwards.ask(k, target.head.drafter())])[0] for k in (2, 4))
     assert many[:2] == few, "a shorter draft differs from a longer one"
 
 

@@ -36,6 +36,7 @@ STYLES = (
     "idle",
     "mixed",
     "weather",
+    "behind",
 )
 
 
@@ -60,6 +61,8 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
 
     A drafted token takes a hundredth of a step to draft. In style "idle" the drafter is free and
     mostly has nothing to offer, so steps pass by; in "mixed" some requests have a k of their own.
+    In "behind" the drafter owns a KV: it reads what it has not seen before it drafts, a chunk at
+    most in one step, and offers nothing until it is there.
     """
     free = style == "idle"
     policy = MeasuredPolicy(edges=range(1, 129), paid=not free)
@@ -67,10 +70,16 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
     step_s = 10 ** rng.uniform(-3, -1)
     slope = rng.uniform(0.0, 0.9)
     think_s = step_s * rng.choice((0.0, 0.003, 0.06))
+    reads = style == "behind"
+    read_s, chunk = step_s * 10 ** rng.uniform(-4, -1), rng.choice((8, 64, 256))
+    behind = [rng.randint(0, 500) if reads else 0 for _ in range(6)]
     calibrated = rng.random() < 0.5
     if calibrated:
         for rows in range(1, 17):
             policy.cost.calibrate(rows, 100, step_s * (1.0 + slope * (rows - 1)))
+    if reads:  # as at load, and not quite right
+        policy.cost.drafting.calibrate(1, 0.01 * step_s * rng.uniform(0.7, 1.3))
+        policy.cost.drafting.calibrate_reading(read_s * rng.uniform(0.7, 1.3))
     heat, kv, batch, trust = 1.0, 100, 1, 0
     fixed: list[int | None] = [None] * 6
     played: list[Played] = []
@@ -79,7 +88,7 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
         if style in ("drift", "walk"):
             heat *= rng.uniform(0.98, 1.02) if style == "walk" else 1.0 + 0.5 / num_rounds
             kv = 100 if rng.random() < 0.01 else int(kv * rng.uniform(1.0, 1.03)) + 1
-        if style in ("batch", "walk", "mixed", "idle") and rng.random() < 0.05:
+        if style in ("batch", "walk", "mixed", "idle", "behind") and rng.random() < 0.05:
             batch = rng.randint(1, 6)
         if style == "mixed" and rng.random() < 0.05:
             fixed = [rng.choice((None, 0, rng.randint(1, 15))) for _ in range(6)]
@@ -97,6 +106,7 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                 paid_ceiling=0 if free else 15,
                 request=index,
                 fixed_k=fixed[index],
+                behind=behind[index],
             )
             for index in range(batch)
         ]
@@ -106,16 +116,27 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
             decisions = policy.choose_step(StepView(rounds=tuple(views)))
         widths = [decision.k for decision in decisions]
         riding = sum(k for k, own in zip(widths, fixed, strict=False) if own is not None)
-        drafts = any(k for k, own in zip(widths, fixed, strict=False) if own is None)
+        wanted = any(k for k, own in zip(widths, fixed, strict=False) if own is None)
+        to_read = sum(behind[index] for index, k in enumerate(widths) if k)
         classic_s = step_s * heat * (1.0 + 0.1 * (batch - 1)) * (1.0 + kv / 20000)
         noise = rng.uniform(0.98, 1.02)
         base_s = classic_s * (1.0 + slope * riding / batch) + 0.01 * step_s * riding
         believed_s = policy.cost.classic_s(batch, kv * batch) or classic_s * noise
-        worst_s = policy.cost.worst_s(batch + sum(widths), kv * batch, widths, believed_s)
+        worst_s = policy.cost.worst_s(batch + sum(widths), kv * batch, widths, believed_s, to_read)
         value_s = policy.cost.step_value_s(batch, riding, kv * batch, 0)
         asked = [k for k, own in zip(widths, fixed, strict=False) if own]
         value_s += policy.cost.drafting.drafting_s([] if free else asked)
+        left, caught_up = chunk, [0] * batch
+        for index, decision in enumerate(decisions):
+            if decision.k or decision.shadow:
+                caught_up[index] = min(behind[index], left)
+                left -= caught_up[index]
+                behind[index] -= caught_up[index]
+                if behind[index]:
+                    widths[index] = 0
+        drafts = any(k for k, own in zip(widths, fixed, strict=False) if own is None)
         draft_s = 0.0 if free else 0.01 * step_s * sum(widths)
+        draft_s += read_s * sum(caught_up)
         lookup_s = peek_s * step_s * batch * peeks
         choose_s = think_s if decides and (offered or not free) else 0.0
         forward_s = noise * classic_s * (1.0 + slope * sum(widths) / batch)
@@ -147,13 +168,18 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                 # Only rounds that draft are charged by an estimate.
                 delta=value_s / truth_s - 1.0 if drafts else 0.0,
                 capacity_s=CAPACITY_STEPS * believed_s,
-                overshoot_s=max(0.0, round_s - worst_s) if drafts else choose_s,
+                overshoot_s=max(0.0, round_s - worst_s) if wanted else choose_s,
                 forgiven_s=policy.ledger.forgiven_s - forgiven_s,  # in the step before
             )
         )
         forgiven_s = policy.ledger.forgiven_s
         numbers = list(range(batch))
+        if reads:
+            for index, hits in enumerate(accepted):
+                asked_now = decisions[index].k or decisions[index].shadow
+                behind[index] += 0 if asked_now and not behind[index] else hits + 1
         quiet = not offered and not any(widths) and not any(d.shadow for d in decisions)
+        quiet = quiet and not any(caught_up)
         if quiet and policy.pass_by(
             numbers,
             kv * batch,
@@ -176,6 +202,7 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
                         request=index,
                         context_len=kv,
                         fixed=fixed[index] is not None,
+                        caught_up=caught_up[index],
                     )
                     for index, (k, hits) in enumerate(zip(widths, accepted, strict=True))
                 ),

@@ -18,7 +18,9 @@ import pytest
 from slipstream.config import EngineConfig
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.ngram import NGramDrafter
+from slipstream.engine.draft_model import DraftSource
 from slipstream.engine.engine import Engine
+from slipstream.engine.load import choose_drafters
 from slipstream.engine.matcher import Matcher
 from slipstream.engine.target import build_target
 from slipstream.types import Grammar, Reply, SamplingParams
@@ -106,6 +108,24 @@ def test_replies_do_not_depend_on_drafter_and_k(grammar: str, how: str) -> None:
                 [PROMPT], params_of(grammar, how)
             )
             assert outcome(reply) == outcome(expected), (name, k)
+
+
+@pytest.mark.parametrize("how", PARAMS)
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_replies_do_not_depend_on_a_draft_model(grammar: str, how: str) -> None:
+    """It knows nothing of the grammar: what it drafts ends where the grammar forbids it."""
+    backend, tensors = model("cpu-auto")
+    config = EngineConfig(drafter="x9", k=5)
+    target = build_target(
+        ARCH,
+        backend,
+        lambda own: tiny_weights(own, tensors),
+        config,
+        draft=DraftSource(arch=ARCH, load_weights=lambda own: tiny_weights(own, tensors)),
+    )
+    engine = Engine(target, TOKENIZER, config=config, make_drafters=choose_drafters(config, target))
+    (reply,) = engine.generate([PROMPT], params_of(grammar, how))
+    assert outcome(reply) == outcome(classic("cpu-auto", grammar, how))
 
 
 @pytest.mark.parametrize("backend_name", BACKENDS)

@@ -181,6 +181,33 @@ def test_a_request_that_begins_is_not_shadowed_for_the_price_of_its_prompt() -> 
     assert policy.choose(view(request=7)).shadow > 0  # what is not behind is shadowed at once
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("draft_s", "read_s"), [(0.3 * STEP_S, 0.015 * STEP_S), (DRAFT_S, READ_S)])
+def test_a_good_drafter_that_nobody_knows_is_found_out(
+    draft_s: float, read_s: float, seed: int
+) -> None:
+    # At its price what is believed at first (0.6) does not pay, and it is too dear to be shadowed.
+    policy = MeasuredPolicy()
+    calibrate(policy, flat_world(0.5, free=False))
+    for k in range(1, 8):
+        policy.cost.drafting.calibrate(k, draft_s * k)
+    policy.cost.drafting.calibrate_reading(read_s)
+    good = replace(world(0.9, read_s=read_s), draft_s=lambda k: draft_s * k)
+    steps: list[Step] = []
+    for request in range(3):
+        steps += run(
+            good,
+            policy,
+            random.Random(seed),
+            num_rounds=200,
+            context_len=60,
+            request=request,
+            start=200 * request,
+        )
+        policy.forget(request)
+    assert share_drafting(steps[300:]) > 0.7
+
+
 @pytest.mark.parametrize("read_s", [READ_S / 10, READ_S])
 @pytest.mark.parametrize("seed", range(5))
 def test_text_that_becomes_predictable_is_drafted_again(seed: int, read_s: float) -> None:

@@ -70,6 +70,9 @@ def _ask_head(head: Head, parts: Sequence[Round], clock: Clock, vocab_size: int)
         behind = [part.behind for part in parts]
         for part, offered in zip(parts, head.propose([_ask_of(p) for p in parts]), strict=True):
             part.drafted = _known(offered, part.wanted, vocab_size)
+            matcher = part.request.matcher
+            if part.drafted and matcher is not None:
+                part.drafted = matcher.allowed_prefix(part.drafted)
         for part, before in zip(parts, behind, strict=True):
             part.caught_up = before - part.behind if before else 0
     except Exception as error:

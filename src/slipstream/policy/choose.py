@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slipstream.policy.acceptance import Acceptance, Acceptances
+from slipstream.policy.acceptance import PRIOR_TRIALS, Acceptance, Acceptances
 from slipstream.policy.accounts import Accounts
 from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepOutcome, StepView
 from slipstream.policy.cost import DEFAULT_EDGES
@@ -134,10 +134,10 @@ class MeasuredPolicy:
             return self._classic(view, "unmeasured: no step with these prompt rows was timed")
         if plan.num_rows and self._classic_stale(plan, kv - view.prefill_kv):
             return self._classic(view, "classic: its time is measured again")
-        for what, wanted in (
-            ("probe", self._explorer.probe(plan, view, states, limits, kv, self.rounds)),
-            ("enable", plan),
-        ):
+        probe = self._explorer.probe(
+            plan, view, states, limits, kv, self.rounds, explored=self._explored(view)
+        )
+        for what, wanted in (("probe", probe), ("enable", plan)):
             if wanted is not None and wanted.num_rows:
                 refusal = refuse(wanted, self.ledger, states)
                 if refusal is None:
@@ -146,6 +146,12 @@ class MeasuredPolicy:
                     less = self.affordable(plan, view, states, limits, kv)
                     return less.decisions(NARROWED) if less else self._classic(view, refusal)
         return self._declined(view, plan, states, limits, kv)
+
+    def _explored(self, view: StepView) -> bool:
+        """Tell whether the paid drafter's record outweighs its prior, or it need not read."""
+        return self.acceptance.paid.trials(1) >= PRIOR_TRIALS or not any(
+            [part.behind for part in view.rounds]  # noqa: C419 - in every step
+        )
 
     def affordable(
         self,

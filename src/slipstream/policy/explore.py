@@ -56,13 +56,21 @@ class Explorer:
         limits: Sequence[Limits],
         kv_tokens: int,
         now: int,
+        *,
+        explored: bool = True,
     ) -> Plan | None:
-        """Return a plan that might be better than what runs now; None if none is due."""
+        """Return a plan that might be better than what runs now; None if none is due.
+
+        Args:
+            explored: enough is known of how often drafts are right. A drafter that has to read
+                first is too dear to be shadowed; it is tried, and soon, before it has fallen
+                behind so far that the budget does not allow it.
+        """
         waited = now - max([state.changed_at for state in states])
         if waited == 0 or waited % PROBE_UNMEASURED_EVERY or view.riding_rows:
             return None
         verify, batch = self._cost.verify, len(states)
-        if waited < PROBE_EVERY and self._all_measured(batch, limits):
+        if waited < PROBE_EVERY and explored and self._all_measured(batch, limits):
             return None
         taken = self._options(plan, view, states, limits, batch, kv_tokens)
         num_rows = sum([option.limit for option in taken])
@@ -84,7 +92,7 @@ class Explorer:
                 forward_s = verify.least_s(rows, kv_tokens) if rows <= widest else None
             elif now - (verify.seen_at(rows) or 0) > STALE_ROUNDS:
                 forward_s = max(STALE_DISCOUNT * forward_s, min(forward_s, plan.base_s))
-            elif waited < PROBE_EVERY:
+            elif waited < PROBE_EVERY and explored:
                 return None
             return forward_s
 
