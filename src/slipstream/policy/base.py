@@ -3,18 +3,21 @@
 A policy decides how many tokens a round drafts. It sees only what a view holds, never the engine;
 `choose` changes nothing and `observe` is the only mutation, so any recorded run can be replayed
 through any policy.
+
+Views and outcomes are made in every round, and frozen ones take three times as long to make: that
+nobody changes them is a convention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slipstream.types import Verdict
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoundView:
     """What is known before a round.
 
@@ -56,7 +59,7 @@ class Decision:
     shadow: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoundOutcome:
     """What a round did.
 
@@ -92,7 +95,7 @@ class RoundOutcome:
     paid: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepView:
     """What is known before a step, in which several rounds share one forward.
 
@@ -117,7 +120,7 @@ class StepView:
         return self.prefill_rows + sum([part.fixed_k or 0 for part in self.rounds])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepOutcome:
     """What a step did; the times are the step's, those of its rounds are not read.
 
@@ -154,6 +157,20 @@ class StepOutcome:
     def riding_rows(self) -> int:
         """As in the view."""
         return self.prefill_rows + sum([part.k for part in self.rounds if part.fixed])
+
+
+class Expected(NamedTuple):
+    """What was expected of a step before anything was learned from it; None where it is unknown.
+
+    Attributes:
+        classic_s: a classic step of the same sequences.
+        base_s: the same with the prompt rows that the step had.
+        round_s: the step itself, None if it did not draft.
+    """
+
+    classic_s: float | None
+    base_s: float | None
+    round_s: float | None
 
 
 class Policy(Protocol):

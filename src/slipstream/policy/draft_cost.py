@@ -63,6 +63,13 @@ class DraftCost:
             for k in set(lengths) - {0}:
                 self._add(num, k, outcome.draft_s * k / drafted, now)
 
+    def scale(self, ratio: float, since: int) -> None:
+        """Take all drafts for so many times as long; see `Staircase.scale`."""
+        for levels in self._drafts.values():
+            for level in levels.values():
+                level.scale(ratio, since)
+        self._times.clear()
+
     def calibrate(self, k: int, seconds: float, num: int = 1) -> None:
         """Take in the drafting of k tokens for each of `num` sequences, timed outside serving."""
         self._has_drafted = True

@@ -58,7 +58,7 @@ class Explorer:
         if waited == 0 or waited % PROBE_UNMEASURED_EVERY or view.riding_rows:
             return None
         verify, batch = self._cost.verify, len(states)
-        if waited < PROBE_EVERY and self._all_measured(batch, limits):
+        if waited < self.probe_after(batch, limits):
             return None
         taken = self._options(plan, states, limits, batch, kv_tokens)
         num_rows = sum([option.limit for option in taken])
@@ -121,6 +121,26 @@ class Explorer:
         fits = self._ledger.debt_s + worst_s <= 0.5 * self._ledger.capacity_steps * plan.classic_s
         return k if fits else 0
 
+    def shadow_from(
+        self,
+        plan: Plan,
+        states: Sequence[RequestState],
+        limits: Sequence[Limits],
+        kv_tokens: int,
+    ) -> float:
+        """Return the first round in which some sequence may be shadowed beside such a step."""
+        first = math.inf
+        for state, (_, limit) in zip(states, limits, strict=True):
+            k = min(limit, max(1, plan.top.num_rows // plan.batch))
+            if k and (plan.batch > 1 or self.could_pay(plan, limit, kv_tokens)):
+                wait = state.shadow_wait(self.shadow_interval(k, plan.token_s))
+                first = min(first, state.shadowed_at + wait)
+        return first
+
+    def probe_after(self, batch: int, limits: Sequence[Limits]) -> int:
+        """Return after how many rounds without a change of width trials are thought about."""
+        return PROBE_EVERY if self._all_measured(batch, limits) else PROBE_UNMEASURED_EVERY
+
     def shadow_interval(self, k: int, token_s: float) -> int:
         """Return the rounds between shadows of k tokens that half of the leak pays for."""
         draft_s = self._cost.drafting.times(1)[k]
@@ -152,7 +172,6 @@ class Explorer:
         return preferred(self._cost, states, limits, rows, kv_tokens, plan.token_s)
 
     def _all_measured(self, batch: int, limits: Sequence[Limits]) -> bool:
-        verify = self._cost.verify
+        verify, padded = self._cost.verify, self._cost.padded
         last = min(batch + sum([max(limit) for limit in limits]), WIDEN * verify.widest)
-        padded = self._cost.padded
-        return all(verify.samples(padded(rows)) for rows in range(batch + 1, last + 1))
+        return all([verify.knows(padded(rows)) for rows in range(batch + 1, last + 1)])  # noqa: C419

@@ -40,12 +40,15 @@ class RequestState:
         known = (Acceptance(each.chances) for each in pairing)
         return cls(acceptance=Acceptances(*known), changed_at=now)
 
-    def observe(self, outcome: RoundOutcome, pairing: Acceptances, now: int) -> None:
-        """Take in one round, for the request and for its pairing."""
+    def follow(self, outcome: RoundOutcome, now: int) -> None:
+        """Note where the request is after a round; what it teaches may be learned later."""
         if outcome.k != self.k:
             self.changed_at = now
-        self.k = outcome.k
+            self.k = outcome.k
         self.context_len = outcome.context_len + outcome.emitted
+
+    def learn(self, outcome: RoundOutcome, pairing: Acceptances, now: int) -> None:
+        """Learn from round `now`, for the request and for its pairing."""
         if outcome.k > 0:
             for known in (self.acceptance, pairing):
                 drafter = known.paid if outcome.paid else known.free
@@ -58,7 +61,10 @@ class RequestState:
             if position == 1:
                 self.shadowed_at, self.hurried = now, hit
 
+    def shadow_wait(self, interval: int) -> int:
+        """Return the rounds from one scored proposal to the next."""
+        return max(1, interval // SHADOW_HURRY) if self.hurried else interval
+
     def shadow_due(self, interval: int, now: int) -> bool:
         """Tell whether a proposal should be drafted to be scored."""
-        wait = max(1, interval // SHADOW_HURRY) if self.hurried else interval
-        return now - self.shadowed_at >= wait
+        return now - self.shadowed_at >= self.shadow_wait(interval)
