@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from slipstream.policy.acceptance import Acceptance, Acceptances
 from slipstream.policy.accounts import Accounts
@@ -46,15 +46,6 @@ CLASSIC_LOOK = 24
 
 FIXED = "fixed: this k was asked for"
 NO_DRAFTS = Limits(0, 0)
-
-
-class Unlearned(NamedTuple):
-    """A step that was charged and not learned from, its number, and whether the one before it was
-    observed in full."""
-
-    now: int
-    outcome: StepOutcome
-    observed_before: bool
 
 
 class MeasuredPolicy:
@@ -93,7 +84,9 @@ class MeasuredPolicy:
         self._accounts = Accounts(self.cost, self.ledger)
         self.decider = Decider(self.cost, self.ledger, paid=paid)
         self._terms: Terms | None = None
-        self._unlearned: list[Unlearned] = []
+        # Steps that were charged and not learned from: each one's number, what it did, and whether
+        # the one before it was observed in full.
+        self._unlearned: list[tuple[int, StepOutcome, bool]] = []
         self._slow_rounds = 0
 
     def choose(self, view: RoundView) -> Decision:
@@ -142,9 +135,10 @@ class MeasuredPolicy:
         rounds = outcome.rounds
         if not rounds:
             return Expected(None, None, None)
-        self.settle()
-        self.rounds = now = self.rounds + 1
         accounts, terms = self._accounts, self._terms
+        if accounts.num_waiting:
+            self.settle()
+        self.rounds = now = self.rounds + 1
         if terms is not None and not terms.cover(outcome):
             self.learn()
             terms = None
@@ -157,7 +151,7 @@ class MeasuredPolicy:
             drafted = drafted or part.k > 0
         expected = self.cost.expected(outcome) if terms is None else terms.expected(outcome)
         accounts.charge(outcome, self.requests, terms, expected.round_s)
-        self._unlearned.append(Unlearned(now, outcome, accounts.last is not None))
+        self._unlearned.append((now, outcome, accounts.last is not None))
         accounts.last = outcome
         is_slow = drafted and self._is_slow(outcome.round_s, expected.round_s)
         waits = drafted or (terms is not None and terms.may_wait(now))
@@ -169,12 +163,15 @@ class MeasuredPolicy:
         elif not drafted and accounts.is_strained(outcome, terms):
             self.learn()
             terms = self._terms = accounts.terms(outcome)
+        if outcome.choose_s > 0.0:
+            self._decided_at = now
+        if self.ledger.debt_s <= 0.0:
+            self._peek_every = self._decide_every = 1
+            return expected
         self._peek_every = accounts.peek_every(outcome, terms)
         decide_every = accounts.decide_every(outcome, terms)
-        if outcome.choose_s > 0.0:
-            self._decided_at, self._decide_every = now, decide_every
-        elif decide_every == 1:  # there is room again
-            self._decide_every = 1
+        if outcome.choose_s > 0.0 or decide_every == 1:  # there is room again
+            self._decide_every = decide_every
         return expected
 
     def learn(self) -> None:
@@ -300,9 +297,9 @@ class MeasuredPolicy:
         if view.fixed_k is not None and not fixed:
             return NO_DRAFTS
         ceiling = min(view.ceiling, view.remaining - 1, self.max_k)
-        if not self.paid:
-            return Limits(min(view.proposed, ceiling), 0)
-        paid = ceiling if view.paid_ceiling is None else min(view.paid_ceiling, ceiling)
+        paid = 0
+        if self.paid:
+            paid = ceiling if view.paid_ceiling is None else min(view.paid_ceiling, ceiling)
         return Limits(min(view.proposed, ceiling), paid)
 
     def _fixed(self, view: RoundView) -> Decision | None:

@@ -35,7 +35,7 @@ BANKED_STEPS = 16.0
 PRIOR_STEPS = 256
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Ledger:
     """Debt of a pairing, or of one request in a batch.
 

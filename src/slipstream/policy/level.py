@@ -45,6 +45,7 @@ class Level:
         "kv_tokens",
         "seconds",
         "seen_at",
+        "steady_s",
         "strays",
         "weight",
     )
@@ -56,6 +57,7 @@ class Level:
         self.weight = 1.0
         self.seen_at = now
         self.changed_at = now  # when it last started anew
+        self.steady_s = seconds  # what it was before the strays, which move it a little
         self.strays: list[float] = []
 
     def add(self, sample: float, kv_tokens: float, now: int, slope: float = 0.0) -> float:
@@ -76,7 +78,7 @@ class Level:
         elif self._is_change(sample, above=sample > high):
             self._restart(sorted(self.strays)[len(self.strays) // 2], kv_tokens)
             self.changed_at = now
-            return self.seconds / expected
+            return self.seconds / self.steady_s
         elif sample > DISCARD * expected:
             return 1.0
         counted = min(max(sample, low), high)
@@ -111,6 +113,8 @@ class Level:
         """Note a stray sample; tell whether there are enough on the same side."""
         if self.strays and (self.strays[-1] > self.seconds) != above:
             self.strays.clear()
+        if not self.strays:
+            self.steady_s = self.seconds
         self.strays.append(sample)
         return len(self.strays) >= STRAYS
 

@@ -12,7 +12,7 @@ from slipstream.policy.ledger import RHO_NEIGHBOUR, Ledger
 SHADOW_HURRY = 8
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class RequestState:
     """One request's acceptance and budget.
 

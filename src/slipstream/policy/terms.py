@@ -18,7 +18,7 @@ from slipstream.policy.round_cost import RoundCost
 
 # Steps that are learned from together, and as many rounds old a classic step's time is before the
 # next one is learned from at once.
-LEARN_EVERY = 8
+LEARN_EVERY = 16
 
 Key = tuple[bool, ...]
 
