@@ -146,10 +146,11 @@ class DraftCost:
         if not self._drafts:
             return NOTHING
         levels = self._drafts[min(self._drafts, key=lambda known: (abs(known - num), known))]
-        times = [0.0]
+        seen, at, times = sorted(levels), 0, [0.0]
         for k in range(1, MAX_K + 1):
-            near = min(levels, key=lambda known, k=k: (abs(known - k), known))  # type: ignore[misc]
-            times.append(k * levels[near].seconds / near)
+            while at + 1 < len(seen) and abs(seen[at + 1] - k) < abs(seen[at] - k):
+                at += 1
+            times.append(k * levels[seen[at]].seconds / seen[at])
         return times
 
 
