@@ -33,7 +33,7 @@ from slipstream.policy.level import CLAMP
 from slipstream.policy.options import Limits, better_is_paid
 from slipstream.policy.request_policy import RequestPolicy
 from slipstream.policy.request_state import RequestState
-from slipstream.policy.round_cost import RoundCost
+from slipstream.policy.round_cost import DOUBT_AFTER, RoundCost
 from slipstream.policy.terms import LEARN_EVERY, Terms
 from slipstream.types import MAX_K
 
@@ -154,6 +154,8 @@ class MeasuredPolicy:
         self._unlearned.append((now, outcome, accounts.last is not None))
         accounts.last = outcome
         is_slow = drafted and self._is_slow(outcome.round_s, expected.round_s)
+        if terms is not None and now - terms.classic_seen_at < DOUBT_AFTER:
+            is_slow = False  # it was timed just now
         waits = drafted or (terms is not None and terms.may_wait(now))
         if is_slow or not waits or terms is None or len(self._unlearned) >= LEARN_EVERY:
             self.learn()
