@@ -42,5 +42,6 @@ def test_no_module_needs_torch_numpy_or_the_engine() -> None:
 def test_policy_is_near_the_best_fixed_k(name: str) -> None:
     """vllm 52362: an adaptive policy 19.5 % behind a fixed k. The full run is a benchmark's."""
     world, edges = WORLDS[name]
-    # One seed; 0.97 is the bar for the mean of 200.
-    assert regret.share_of_best(world, edges, 0) >= 0.93
+    # Four seeds; 0.97 is the bar for the mean of 200.
+    shares = [regret.share_of_best(world, edges, seed) for seed in range(4)]
+    assert sum(shares) / len(shares) >= 0.95

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.policy.ledger import CAPACITY_STEPS, MOST_FORGIVEN, RHO, Ledger, held_up_s
+from slipstream.policy.ledger import (
+    BANKED_STEPS,
+    CAPACITY_STEPS,
+    MOST_FORGIVEN,
+    RHO,
+    Ledger,
+    held_up_s,
+)
 from slipstream.policy.level import CLAMP
 from tests.policy.worlds import benchmark
 
@@ -132,3 +139,28 @@ def test_what_the_estimator_leaves_out_of_a_classic_step_is_what_is_forgiven() -
         classic(ledger, 2.0)
     assert ledger.forgiven_s == pytest.approx(20 * (2.0 - CLAMP), rel=0.1)
     assert held_up_s(CLAMP, 1.0) == 0.0
+
+
+def test_what_the_machine_lost_while_nothing_was_owed_pays_for_a_later_hiccup() -> None:
+    ledger = Ledger()
+    ledger.forgive(round_s=10.0, held_s=5.0, value_s=1.0)
+    assert (ledger.debt_s, ledger.forgiven_s) == (0.0, 0.0)
+    ledger.charge(round_s=6.0, value_s=1.0, held_s=4.0)
+    assert ledger.debt_s == pytest.approx(5.0 - RHO - 4.0)
+    assert ledger.forgiven_s == 4.0
+
+
+def test_what_drafting_loses_by_itself_is_never_paid_from_there() -> None:
+    ledger = Ledger()
+    ledger.forgive(round_s=10.0, held_s=5.0, value_s=1.0)
+    ledger.charge(round_s=3.0, value_s=1.0)
+    assert ledger.debt_s == pytest.approx(2.0 - RHO)
+    assert ledger.forgiven_s == 0.0
+
+
+def test_no_more_is_kept_than_a_few_hiccups() -> None:
+    ledger = Ledger()
+    for _ in range(1000):
+        ledger.forgive(round_s=10.0, held_s=9.0, value_s=1.0)
+    ledger.charge(round_s=101.0, value_s=1.0, held_s=100.0)
+    assert ledger.forgiven_s == BANKED_STEPS

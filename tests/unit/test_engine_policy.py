@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream.drafters.ngram import NGramDrafter
-from slipstream.policy.base import StepOutcome
+from slipstream.policy.base import Expected, StepOutcome
 from slipstream.policy.quiet import MAX_QUIET
 from slipstream.policy.record import TraceRecorder
 from slipstream.types import KSetting, SamplingParams
@@ -204,9 +204,9 @@ def test_at_most_a_few_steps_pass_by_in_a_row() -> None:
     seen: list[StepOutcome] = []
     observe_step = engine.policy.observe_step
 
-    def watch(step: StepOutcome) -> None:
+    def watch(step: StepOutcome) -> Expected:
         seen.append(step)
-        observe_step(step)
+        return observe_step(step)
 
     engine.policy.observe_step = watch  # type: ignore[method-assign]
     one(engine)

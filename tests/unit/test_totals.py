@@ -15,7 +15,7 @@ from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.causes import CAUSES, cause_of
 from slipstream.engine.engine import Engine
 from slipstream.engine.totals import RECENT, RoundTotals, accepted_by_position, by_source
-from slipstream.policy.base import StepOutcome
+from slipstream.policy.base import Expected, StepOutcome
 from slipstream.types import MAX_K, Reply, SamplingParams
 from tests.fake_model import Scripted, always_wrong, fake_engine
 from tests.machine import (
@@ -159,9 +159,9 @@ def test_counting_does_not_make_the_policy_look_at_quiet_steps() -> None:
     looks: list[object] = []
     learn = policy.observe_step
 
-    def look(outcome: StepOutcome) -> None:
+    def look(outcome: StepOutcome) -> Expected:
         looks.append(outcome)
-        learn(outcome)
+        return learn(outcome)
 
     policy.observe_step = look  # type: ignore[method-assign]
     one(engine)
@@ -220,7 +220,9 @@ def test_a_request_that_is_not_to_draft_is_off_beside_others() -> None:
 def test_every_reason_of_the_policy_has_a_cause() -> None:
     """A reason that begins in a new way would be counted as "other", where nobody looks."""
     folder = Path(slipstream.policy.__file__).parent
-    source = "\n".join((folder / name).read_text("utf-8") for name in ("choose.py", "plan.py"))
+    source = "\n".join(
+        (folder / name).read_text("utf-8") for name in ("choose.py", "decide.py", "plan.py")
+    )
     found = re.findall(r'f?"((?:decline|classic|unmeasured|enable|probe)\b[^"]*)"', source)
     reasons = [reason for reason in found if ":" in reason]
     assert len(reasons) >= 5

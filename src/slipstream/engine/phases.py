@@ -69,15 +69,22 @@ def choose(
         return 0.0
     began = clock()
     policy.settle()
-    rounds = [part for part in batch if not part.is_prefill]
-    rows = budget.draft_rows(sum([part.num_rows for part in batch]), len(batch))
-    fixed = share_out([part.fixed_width for part in rounds], rows)
-    chunks = [part for part in batch if part.is_prefill]
+    rounds, widths = [], []
+    prefill_rows = prefill_kv = 0
+    for part in batch:
+        if part.is_prefill:
+            prefill_rows += part.num_rows
+            prefill_kv += part.context_len
+        else:
+            rounds.append(part)
+            widths.append(part.fixed_width)
+    room = budget.draft_rows(len(rounds) + prefill_rows, len(batch))
+    fixed = share_out(widths, room) if any(widths) else widths
     view = StepView(
         rounds=[part.view(width) for part, width in zip(rounds, fixed, strict=True)],
-        prefill_rows=sum([part.num_rows for part in chunks]),
-        prefill_kv=sum([part.context_len for part in chunks]),
-        max_draft_rows=rows - sum(fixed),
+        prefill_rows=prefill_rows,
+        prefill_kv=prefill_kv,
+        max_draft_rows=room - sum(fixed),
     )
     for part, decision in zip(rounds, policy.choose_step(view), strict=True):
         part.k, part.paid, part.shadow = decision.k, decision.paid, decision.shadow
@@ -209,29 +216,36 @@ def observe(
                 part.request.stats.classic(now)
         return took_s
     outcomes = []
+    draft_s = peek_s = 0.0
+    prefill_rows = prefill_kv = 0
     for part in batch:
+        if part.is_prefill:
+            prefill_rows += part.num_rows
+            prefill_kv += part.context_len
+            continue
         request = part.request
-        if not part.is_prefill:
-            outcomes.append(part.outcome(now))
-            request.stats.observe(outcomes[-1], part.drafter_name, now)
+        outcome = part.outcome(now)
+        outcomes.append(outcome)
+        draft_s += part.draft_s
+        peek_s += part.peek_s
+        request.stats.observe(outcome, part.drafter_name, now)
+        if part.drafts:
             drafting.tell(request, part.drafter, part.drafts, part.accepted)
     if not outcomes:
         return 0.0
-    chunks = [part for part in batch if part.is_prefill]
     step = StepOutcome(
         rounds=outcomes,
-        draft_s=sum([part.draft_s for part in batch]),
-        peek_s=sum([part.peek_s for part in batch]),
+        draft_s=draft_s,
+        peek_s=peek_s,
         choose_s=spent.choose_s,
         observe_s=spent.observe_s,
         verify_s=batch[0].verify_s,
         round_s=now - began,
-        prefill_rows=sum([part.num_rows for part in chunks]),
-        prefill_kv=sum([part.context_len for part in chunks]),
+        prefill_rows=prefill_rows,
+        prefill_kv=prefill_kv,
     )
     if policy is not None:
-        stats.rounds.weigh(step, policy.cost)  # before it learns from the step
-        policy.observe_step(step)
+        stats.rounds.weigh(step, policy.observe_step(step))
     took_s = clock() - started
     for tell in observers:
         tell(step)

@@ -24,7 +24,7 @@ PADDING_POSITION = -1
 ARGMAX = PickSettings(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class Round:
     """What one step does for one request; filled in from top to bottom.
 
@@ -33,6 +33,7 @@ class Round:
         is_prefill: the request has no token yet.
         is_last: `input_ids` reach the end of the committed tokens, so logits are wanted.
         context_len: positions whose KV is there already.
+        ceiling: largest k that fits: the bonus token always comes on top, within what remains.
         proposed: what the free drafter offers.
         k: what the policy chose.
         paid: whether the paid drafter drafts them.
@@ -57,6 +58,7 @@ class Round:
     is_prefill: bool
     is_last: bool
     context_len: int = 0
+    ceiling: int = 0
     proposed: list[int] = field(default_factory=list)
     k: int = 0
     paid: bool = False
@@ -82,12 +84,14 @@ class Round:
         """Return the request's next part, at most `chunk` committed tokens of it."""
         sequence = request.sequence
         end = min(sequence.kv_len + chunk, len(sequence.token_ids))
+        is_prefill = sequence.num_generated == 0
         return cls(
             request=request,
             input_ids=sequence.token_ids[sequence.kv_len : end],
-            is_prefill=sequence.num_generated == 0,
+            is_prefill=is_prefill,
             is_last=end == len(sequence.token_ids),
             context_len=sequence.kv_len,
+            ceiling=0 if is_prefill else min(request.k_ceiling, request.remaining - 1),
         )
 
     @property
@@ -112,12 +116,6 @@ class Round:
         if not self.emitted or row >= self.num_rows:
             return None
         return Chosen(self.run, self.first_row + row, len(self.request.sequence.token_ids) - 1)
-
-    @property
-    def ceiling(self) -> int:
-        """Largest k that fits: the bonus token always comes on top, within what remains."""
-        request = self.request
-        return 0 if self.is_prefill else min(request.k_ceiling, request.remaining - 1)
 
     @property
     def paid_ceiling(self) -> int:

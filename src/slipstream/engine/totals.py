@@ -19,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from slipstream.policy.base import StepOutcome
+from slipstream.policy.base import Expected, StepOutcome
 from slipstream.types import MAX_K
 
 if TYPE_CHECKING:
     from slipstream.engine.round import Round
-    from slipstream.policy.round_cost import RoundCost
 
 # Rounds whose widths a report shows as what happens now: a second or two of a small model.
 RECENT = 512
@@ -120,37 +119,28 @@ class RoundTotals:
                 self.timed[len(part.drafts)] += 1
                 self.timed_s[len(part.drafts)] += step_s
 
-    def weigh(self, step: StepOutcome, cost: RoundCost) -> None:
+    def weigh(self, step: StepOutcome, expected: Expected) -> None:
         """Count what a step was predicted to take and what its tokens are worth.
 
         Args:
-            cost: what was measured before this step; a guess is never asked for.
+            expected: by what was known before this step; a guess is none.
         """
-        rounds = step.rounds
-        batch = len(rounds)
-        own_kv = sum([part.context_len for part in rounds])
-        classic_s = cost.classic.time_s(batch, own_kv)
+        classic_s, base_s, round_s = expected
         if classic_s is not None:
             self.classic_step_s = classic_s
-        widths = [part.k for part in rounds]
-        drafted = sum(widths)
-        if not drafted:
-            return
-        riding, kv = step.prefill_rows, own_kv + step.prefill_kv
-        paid = [part.k if part.paid else 0 for part in rounds]
-        draft_s = cost.drafting.peek_s(batch) + cost.drafting.drafting_s(paid)
-        draft_s += cost.drafting.catch_up_s(sum([part.caught_up for part in rounds]))
-        round_s = cost.round_s(batch + drafted + riding, kv, draft_s)
-        if round_s is not None and not riding:
-            for k in widths:
-                if k:
+        gained = 0
+        drafted = False
+        for part in step.rounds:
+            k = part.k
+            gained += part.emitted - 1
+            if k:
+                drafted = True
+                if round_s is not None and not step.prefill_rows:
                     self.predicted[k] += 1
                     self.predicted_s[k] += round_s
-        base_s = cost.base_s(batch, riding, kv) if riding else classic_s
-        if base_s is not None and classic_s is not None:
-            gained = sum([part.emitted for part in rounds]) - batch
+        if drafted and base_s is not None and classic_s is not None:
             self.decode_s += step.round_s
-            self.worth_s += base_s + gained * classic_s / batch
+            self.worth_s += base_s + gained * classic_s / len(step.rounds)
 
     def _spent(self, part: Round) -> None:
         """Count what a round's drafters took."""

@@ -2,7 +2,8 @@
 
     base            views, decisions, outcomes, and the Policy interface
     fixed           policies that measure nothing: the controls
-    choose          MeasuredPolicy; request_policy is one request's view of it
+    choose          MeasuredPolicy: what is known; request_policy is one request's view of it
+    decide, terms   the decision; what was worked out for it and stands until more is learned
     cost            forwards by rows and context, built of level; round_cost adds draft and host
     acceptance      chances by draft position; request_state keeps them for each request
     estimate        the speedup S(k) and the choice among widths

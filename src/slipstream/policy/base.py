@@ -3,18 +3,21 @@
 A policy decides how many tokens a round drafts. It sees only what a view holds, never the engine;
 `choose` changes nothing and `observe` is the only mutation, so any recorded run can be replayed
 through any policy.
+
+Views and outcomes are made in every round, and frozen ones take three times as long to make: that
+nobody changes them is a convention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slipstream.types import Verdict
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoundView:
     """What is known before a round.
 
@@ -59,7 +62,7 @@ class Decision:
     shadow: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoundOutcome:
     """What a round did.
 
@@ -97,7 +100,7 @@ class RoundOutcome:
     caught_up: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepView:
     """What is known before a step, in which several rounds share one forward.
 
@@ -124,7 +127,7 @@ class StepView:
         return self.prefill_rows + sum([part.fixed_k or 0 for part in self.rounds])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepOutcome:
     """What a step did; the times are the step's, those of its rounds are not read.
 
@@ -158,14 +161,33 @@ class StepOutcome:
         return [part.k for part in self.rounds if part.fixed and part.paid]
 
     @property
+    def caught_up(self) -> int:
+        """Tokens that the paid drafter read because it was behind, for all rounds."""
+        return sum([part.caught_up for part in self.rounds])
+
+    @property
     def fixed_caught_up(self) -> int:
-        """Tokens that the paid drafter read because it was behind, for fixed widths."""
+        """The same for fixed widths."""
         return sum([part.caught_up for part in self.rounds if part.fixed])
 
     @property
     def riding_rows(self) -> int:
         """As in the view."""
         return self.prefill_rows + sum([part.k for part in self.rounds if part.fixed])
+
+
+class Expected(NamedTuple):
+    """What was expected of a step before anything was learned from it; None where it is unknown.
+
+    Attributes:
+        classic_s: a classic step of the same sequences.
+        base_s: the same with the prompt rows that the step had.
+        round_s: the step itself, None if it did not draft.
+    """
+
+    classic_s: float | None
+    base_s: float | None
+    round_s: float | None
 
 
 class Policy(Protocol):

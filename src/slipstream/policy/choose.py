@@ -1,11 +1,11 @@
 """The measured policy: how many tokens each round drafts, from what was measured.
 
 `choose_step` is pure and `observe_step` the only mutation, so a recorded run can be replayed
-through it. In order: a classic step that is due is taken; else the width with the best speedup
-runs, if it leaves k = 0 by a margin and its worst case fits the loss budget; else a width that
-might be better is tried now and then, on the same budget; else a classic step, beside which a paid
-drafter may be shadowed. A pairing has free drafters, a paid one, or both: then each round drafts
-with the one that makes it faster. The state diagram and every constant's origin: docs/policy.md.
+through it. What is decided is `decide`'s; this module keeps what decisions go by. Every step is
+charged at once, and what it teaches is learned a few steps at a time, since in a live engine each
+look at what is known is one at memory that a forward has just swept out of the caches. A pairing
+has free drafters, a paid one, or both. The state diagram and every constant's origin:
+docs/policy.md.
 
 One policy serves one pairing of target and drafter; requests are told apart by their number.
 """
@@ -16,35 +16,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slipstream.policy.acceptance import PRIOR_TRIALS, Acceptance, Acceptances
+from slipstream.policy.acceptance import Acceptance, Acceptances
 from slipstream.policy.accounts import Accounts
-from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepOutcome, StepView
+from slipstream.policy.base import (
+    Decision,
+    Expected,
+    RoundOutcome,
+    RoundView,
+    StepOutcome,
+    StepView,
+)
 from slipstream.policy.cost import DEFAULT_EDGES
-from slipstream.policy.explore import Explorer
+from slipstream.policy.decide import Decider, classic
 from slipstream.policy.ledger import Ledger
+from slipstream.policy.level import CLAMP
 from slipstream.policy.options import Limits, better_is_paid
-from slipstream.policy.plan import Plan, plan_step, refuse
 from slipstream.policy.request_policy import RequestPolicy
 from slipstream.policy.request_state import RequestState
-from slipstream.policy.round_cost import RoundCost
+from slipstream.policy.round_cost import DOUBT_AFTER, RoundCost
+from slipstream.policy.terms import LEARN_EVERY, LEARN_LOSS, Terms
 from slipstream.types import MAX_K
 
-# Share of the gain that classic steps may cost while drafting pays, and their cadence in rounds:
-# often enough that heat shows within a second or two, seldom enough at small gains.
-CLASSIC_SHARE = 0.005
-CLASSIC_EVERY = (48, 512)
-# A round that drafts is believed to take less than this share of a classic step only for so many
-# rounds: then the classic step is timed again, whatever its cadence.
-CLASSIC_TOO_SLOW = 0.9
-CLASSIC_AGAIN = 8
+# So many rounds in a row that took this many times what they were expected to take say that the
+# machine has become slower: then the classic step is timed again.
+SLOW_ROUNDS, SLOW = 3, CLAMP
 # A classic step that nothing forced is looked at in full once the last look is so many steps old: a
 # look takes 90 us, a step that is classic only to be timed a good part of a step.
 CLASSIC_LOOK = 24
 
-
 FIXED = "fixed: this k was asked for"
 NO_DRAFTS = Limits(0, 0)
-NARROWED = "enable within the loss budget"
 
 
 class MeasuredPolicy:
@@ -81,7 +82,13 @@ class MeasuredPolicy:
         self._peek_every = 1  # rounds
         self._decided_at, self._decide_every = 0, 1  # rounds
         self._accounts = Accounts(self.cost, self.ledger)
-        self._explorer = Explorer(self.cost, self.ledger)
+        self.decider = Decider(self.cost, self.ledger, paid=paid)
+        self._terms: Terms | None = None
+        # Steps that were charged and not learned from: each one's number, what it did, and whether
+        # the one before it was observed in full.
+        self._unlearned: list[tuple[int, StepOutcome, bool]] = []
+        self._learned_owing_s = 0.0  # what was owed then
+        self._slow_rounds = 0
 
     def choose(self, view: RoundView) -> Decision:
         """Return the k of a round that is alone in its step."""
@@ -122,79 +129,85 @@ class MeasuredPolicy:
     def _choose(self, view: StepView) -> list[Decision]:
         """Return the decisions of rounds whose width is the policy's choice, 0 for the others."""
         limits = [self._limits(part) for part in view.rounds]
-        if not any([max(limit) for limit in limits]):  # noqa: C419 - in every step
-            return self._classic(view, "decline: no draft is offered, or none fits")
-        batch = len(view.rounds)
-        kv = view.prefill_kv + sum([part.context_len for part in view.rounds])
-        if not self.cost.knows_classic(batch, kv - view.prefill_kv):
-            return self._classic(view, f"unmeasured: timing the classic step of batch {batch}")
+        if not any([limit.free or limit.paid for limit in limits]):  # noqa: C419 - in every step
+            return classic(view, "decline: no draft is offered, or none fits")
         states = [self._state(part.request) for part in view.rounds]
-        plan = plan_step(self.cost, view, states, limits, kv)
-        if plan is None:
-            return self._classic(view, "unmeasured: no step with these prompt rows was timed")
-        if plan.num_rows and self._classic_stale(plan, kv - view.prefill_kv):
-            return self._classic(view, "classic: its time is measured again")
-        probe = self._explorer.probe(
-            plan, view, states, limits, kv, self.rounds, explored=self._explored(view)
-        )
-        for what, wanted in (("probe", probe), ("enable", plan)):
-            if wanted is not None and wanted.num_rows:
-                refusal = refuse(wanted, self.ledger, states)
-                if refusal is None:
-                    return wanted.decisions(what)
-                if what == "enable":
-                    less = self.affordable(plan, view, states, limits, kv)
-                    return less.decisions(NARROWED) if less else self._classic(view, refusal)
-        return self._declined(view, plan, states, limits, kv)
+        terms = self._terms
+        if terms is not None and not terms.cover_view(view):
+            terms = None
+        return self.decider.decide(view, states, limits, terms, self.acceptance, self.rounds)
 
-    def _explored(self, view: StepView) -> bool:
-        """Tell whether the paid drafter's record outweighs its prior, or it need not read."""
-        return self.acceptance.paid.trials(1) >= PRIOR_TRIALS or not any(
-            [part.behind for part in view.rounds]  # noqa: C419 - in every step
-        )
+    def observe_step(self, outcome: StepOutcome) -> Expected:
+        """Take in a step: charge the ledger raw time, then learn from it, now or soon.
 
-    def affordable(
-        self,
-        plan: Plan,
-        view: StepView,
-        states: Sequence[RequestState],
-        limits: Sequence[Limits],
-        kv_tokens: int,
-    ) -> Plan | None:
-        """Return the best plan with fewer rows that pays and that the budgets allow, if any."""
-        rows = plan.num_rows
-        while rows > 1:
-            rows //= 2
-            less = plan_step(
-                self.cost, replace(view, max_draft_rows=rows), states, limits, kv_tokens
-            )
-            if less is None or not less.num_rows:
-                return None
-            if refuse(less, self.ledger, states) is None:
-                return less
-        return None
-
-    def observe_step(self, outcome: StepOutcome) -> None:
-        """Take in a step: charge the ledger raw time, then learn from it."""
-        if not outcome.rounds:
-            return
-        self.settle()
-        self.rounds += 1
-        for part in outcome.rounds:
-            if part.request not in self.requests:
-                self.requests[part.request] = self._state(part.request)
-        self._accounts.charge(outcome, self.requests)
-        observed_before = self._accounts.last is not None
-        self.cost.observe(outcome, self.rounds, observed_before=observed_before)
-        for part in outcome.rounds:
-            self.requests[part.request].observe(part, self.acceptance, self.rounds)
-        self._accounts.last = outcome
-        self._peek_every = self._accounts.peek_every(outcome)
-        decide_every = self._accounts.decide_every(outcome)
+        Returns:
+            What was expected of it.
+        """
+        rounds = outcome.rounds
+        if not rounds:
+            return Expected(None, None, None)
+        accounts, terms = self._accounts, self._terms
+        if accounts.num_waiting:
+            self.settle()
+        self.rounds = now = self.rounds + 1
+        if terms is not None and not terms.cover(outcome):
+            self.learn()
+            terms = None
+        drafted = False
+        for part in rounds:
+            state = self.requests.get(part.request)
+            if state is None:
+                state = self.requests[part.request] = self._state(part.request)
+            state.follow(part, now)
+            drafted = drafted or part.k > 0
+        expected = self.cost.expected(outcome) if terms is None else terms.expected(outcome)
+        accounts.charge(outcome, self.requests, terms, expected.round_s)
+        self._unlearned.append((now, outcome, accounts.last is not None))
+        accounts.last = outcome
+        is_slow = drafted and self._is_slow(outcome.round_s, expected.round_s)
+        if terms is not None and now - terms.classic_seen_at < DOUBT_AFTER:
+            is_slow = False  # it was timed just now
+        waits = drafted or (terms is not None and terms.may_wait(now))
+        if (
+            is_slow
+            or not waits
+            or terms is None
+            or len(self._unlearned) >= LEARN_EVERY
+            or self.ledger.debt_s - self._learned_owing_s > LEARN_LOSS * terms.classic_s
+        ):
+            self.learn()
+            if is_slow and self.cost.doubt_classic(outcome, now):
+                self._slow_rounds = 0
+            terms = self._terms = accounts.terms(outcome)
+        elif not drafted and accounts.is_strained(outcome, terms):
+            self.learn()
+            terms = self._terms = accounts.terms(outcome)
         if outcome.choose_s > 0.0:
-            self._decided_at, self._decide_every = self.rounds, decide_every
-        elif decide_every == 1:  # there is room again
-            self._decide_every = 1
+            self._decided_at = now
+        if self.ledger.debt_s <= 0.0:
+            self._peek_every = self._decide_every = 1
+            return expected
+        self._peek_every = accounts.peek_every(outcome, terms)
+        decide_every = accounts.decide_every(outcome, terms)
+        if outcome.choose_s > 0.0 or decide_every == 1:  # there is room again
+            self._decide_every = decide_every
+        return expected
+
+    def learn(self) -> None:
+        """Learn from what was observed and not learned from; `observe_step` does so in time."""
+        self._terms = None
+        self._learned_owing_s = self.ledger.debt_s
+        for now, outcome, observed_before in self._unlearned:
+            self.cost.observe(outcome, now, observed_before=observed_before)
+            for part in outcome.rounds:
+                self.requests[part.request].learn(part, self.acceptance, now)
+        self._unlearned.clear()
+
+    def _is_slow(self, round_s: float, expected_s: float | None) -> bool:
+        """Count a round that drafted; tell whether enough in a row took longer than expected."""
+        if expected_s is not None:
+            self._slow_rounds = self._slow_rounds + 1 if round_s > SLOW * expected_s else 0
+        return self._slow_rounds >= SLOW_ROUNDS
 
     @property
     def may_peek(self) -> bool:
@@ -242,6 +255,8 @@ class MeasuredPolicy:
         """
         if choose_s > 0.0 and self._decide_every > 1:
             return False  # the next choice is as far off as this one was dear
+        if self._terms is not None and not self._terms.is_settled:
+            return False
         if self._accounts.last is not None:  # the first step since a look
             level = self.cost.classic.level(len(requests), kv_tokens)
             if level is None or self.rounds - level.seen_at >= CLASSIC_LOOK:
@@ -260,6 +275,7 @@ class MeasuredPolicy:
 
     def forget(self, request: int) -> None:
         """Let go of a request that ended; what it taught about the pairing stays."""
+        self.learn()
         self.requests.pop(request, None)
 
     def request(self, number: int, fixed_k: int | None = None) -> RequestPolicy:
@@ -292,16 +308,18 @@ class MeasuredPolicy:
             pad_to=self.cost.pad_to,
         )
         self._accounts = Accounts(self.cost, self.ledger)
-        self._explorer = Explorer(self.cost, self.ledger)
+        self.decider = Decider(self.cost, self.ledger, paid=self.paid)
+        self._terms = None
+        self._unlearned.clear()
 
     def _limits(self, view: RoundView, *, fixed: bool = False) -> Limits:
         """Return the largest k of a round; 0 where it is not the policy's choice."""
         if view.fixed_k is not None and not fixed:
             return NO_DRAFTS
         ceiling = min(view.ceiling, view.remaining - 1, self.max_k)
-        if not self.paid:
-            return Limits(min(view.proposed, ceiling), 0)
-        paid = ceiling if view.paid_ceiling is None else min(view.paid_ceiling, ceiling)
+        paid = 0
+        if self.paid:
+            paid = ceiling if view.paid_ceiling is None else min(view.paid_ceiling, ceiling)
         return Limits(min(view.proposed, ceiling), paid)
 
     def _fixed(self, view: RoundView) -> Decision | None:
@@ -316,37 +334,3 @@ class MeasuredPolicy:
         """Return what is known of a request, or what its first round will start from."""
         state = self.requests.get(request)
         return state or RequestState.start(self.acceptance, self.rounds)
-
-    def _classic_stale(self, plan: Plan, kv_tokens: int) -> bool:
-        """Tell whether the classic step should be timed again."""
-        level = self.cost.classic.level(plan.batch, kv_tokens)
-        if level is None:
-            return True
-        age = self.rounds - level.seen_at
-        # No round that drafts is faster than a classic step, unless the machine has changed since.
-        if plan.round_s < CLASSIC_TOO_SLOW * plan.base_s and age >= CLASSIC_AGAIN:
-            return True
-        lost_s = (plan.top.speedup - 1.0) * plan.base_s
-        wanted = lost_s / (CLASSIC_SHARE * plan.round_s)
-        return age >= min(max(wanted, CLASSIC_EVERY[0]), CLASSIC_EVERY[1])
-
-    def _classic(self, view: StepView, reason: str, shadow: int = 0) -> list[Decision]:
-        return [Decision(k=0, reason=reason, shadow=shadow) for _ in view.rounds]
-
-    def _declined(
-        self, view: StepView, plan: Plan, states: list[RequestState], limits: list[Limits], kv: int
-    ) -> list[Decision]:
-        """Return classic steps, and the shadows that the ledger allows beside them."""
-        reason = plan.reason("decline")
-        if not self.paid:
-            return self._classic(view, reason)
-        return [
-            Decision(
-                k=0,
-                reason=reason,
-                shadow=self._explorer.shadow(
-                    plan, state, limit.paid, kv, self.rounds, behind=part.behind
-                ),
-            )
-            for part, state, limit in zip(view.rounds, states, limits, strict=True)
-        ]

@@ -65,12 +65,16 @@ class Staircase:
         index = bisect_left(self.edges, rows)
         return self.edges[index] if index < len(self.edges) else rows
 
-    def observe(self, rows: int, kv_tokens: int, seconds: float, now: int = 0) -> None:
+    def observe(self, rows: int, kv_tokens: int, seconds: float, now: int = 0) -> float:
         """Take in one sample.
 
         Args:
             now: a count of rounds, kept as the time when the bucket was last seen.
+
+        Returns:
+            By how much the level moved if samples in a row said that it is another, else 1.
         """
+        ratio = 1.0
         bucket, octave = self.bucket(rows), octave_of(kv_tokens)
         levels = self._levels.get(bucket)
         if levels is None:
@@ -78,17 +82,25 @@ class Staircase:
             first = self._suspects.get(bucket)
             if bound is not None and first is None and seconds > SUSPECT * bound:
                 self._suspects[bucket] = seconds
-                return
+                return ratio
             self._levels[bucket] = {octave: Level(min(seconds, first or seconds), kv_tokens, now)}
         elif octave in levels:
             slope = self._line(bucket, octave)[1]
-            levels[octave].add(seconds, kv_tokens, now, slope)
+            ratio = levels[octave].add(seconds, kv_tokens, now, slope)
         else:
             start, slope = self._line(bucket, octave)
             expected = start + slope * kv_tokens
             levels[octave] = Level(min(seconds, SUSPECT * expected), kv_tokens, now)
         for lines in self._lines.values():
             lines.pop(bucket, None)
+        return ratio
+
+    def scale(self, ratio: float, since: int) -> None:
+        """Take all times for so many times as long, those excepted that changed since a round."""
+        for levels in self._levels.values():
+            for level in levels.values():
+                level.scale(ratio, since)
+        self._lines.clear()
 
     def time_s(self, rows: int, kv_tokens: int) -> float | None:
         """Return the expected seconds, None where the bucket was never measured."""
@@ -164,6 +176,10 @@ class Staircase:
     def widest(self) -> int:
         """The widest bucket that was measured, 0 for none."""
         return max(self._levels, default=0)
+
+    def knows(self, rows: int) -> bool:
+        """Tell whether a bucket was measured, at any context."""
+        return self.bucket(rows) in self._levels
 
     def samples(self, rows: int) -> float:
         """Return how many samples a bucket remembers, over all contexts."""

@@ -64,13 +64,22 @@ class DraftCost:
         lengths = [part.k if part.paid else part.shadow for part in outcome.rounds]
         drafted = sum(lengths)
         self._has_drafted = self._has_drafted or drafted > 0
-        caught_up = sum([part.caught_up for part in outcome.rounds])
+        caught_up = outcome.caught_up
         if caught_up:  # how much of the time was drafting is not known then
             self._read(outcome.draft_s, lengths, caught_up, now)
         elif drafted and outcome.draft_s > 0.0:
             num = len([k for k in lengths if k])
             for k in set(lengths) - {0}:
                 self._add(num, k, outcome.draft_s * k / drafted, now)
+
+    def scale(self, ratio: float, since: int) -> None:
+        """Take all drafts for so many times as long; see `Staircase.scale`."""
+        for levels in self._drafts.values():
+            for level in levels.values():
+                level.scale(ratio, since)
+        if self._reading is not None:
+            self._reading.scale(ratio, since)
+        self._times.clear()
 
     def calibrate(self, k: int, seconds: float, num: int = 1) -> None:
         """Take in the drafting of k tokens for each of `num` sequences, timed outside serving."""
@@ -178,10 +187,11 @@ class DraftCost:
         if not self._drafts:
             return NOTHING
         levels = self._drafts[min(self._drafts, key=lambda known: (abs(known - num), known))]
-        times = [0.0]
+        seen, at, times = sorted(levels), 0, [0.0]
         for k in range(1, MAX_K + 1):
-            near = min(levels, key=lambda known, k=k: (abs(known - k), known))  # type: ignore[misc]
-            times.append(k * levels[near].seconds / near)
+            while at + 1 < len(seen) and abs(seen[at + 1] - k) < abs(seen[at] - k):
+                at += 1
+            times.append(k * levels[seen[at]].seconds / seen[at])
         return times
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from slipstream.policy.base import StepView
+from slipstream.policy.base import RoundView, StepView
 from slipstream.policy.estimate import LEAVE_MARGIN, WIDTH_MARGIN
 from slipstream.policy.ledger import Ledger
 from slipstream.policy.options import Limits, Option, preferred
@@ -70,7 +70,7 @@ class Explorer:
         if waited == 0 or waited % PROBE_UNMEASURED_EVERY or view.riding_rows:
             return None
         verify, batch = self._cost.verify, len(states)
-        if waited < PROBE_EVERY and explored and self._all_measured(batch, limits):
+        if waited < self.probe_after(batch, limits, explored=explored):
             return None
         taken = self._options(plan, view, states, limits, batch, kv_tokens)
         num_rows = sum([option.limit for option in taken])
@@ -140,16 +140,47 @@ class Explorer:
         k = min(limit, max(1, plan.top.num_rows // plan.batch))
         if k == 0:
             return 0
-        interval = self.shadow_interval(k, plan.token_s, behind)
-        if behind and self._ledger.debt_s <= 0.0:
-            interval = min(interval, SHADOW_READING)
-        if not state.shadow_due(interval, now, dear=behind > 0):
+        if now < self._shadow_at(plan, state, k, behind, owes=self._ledger.debt_s > 0.0):
             return 0
         if plan.batch == 1 and not self.could_pay(plan, limit, kv_tokens):
             return 0
-        worst_s = self._cost.drafting.worst_s([k], plan.token_s, behind)
-        fits = self._ledger.debt_s + worst_s <= 0.5 * self._ledger.capacity_steps * plan.classic_s
-        return k if fits else 0
+        return k if self._ledger.debt_s <= self._left_s(plan, k, behind) else 0
+
+    def shadow_from(
+        self,
+        plan: Plan,
+        rounds: Sequence[RoundView],
+        states: Sequence[RequestState],
+        limits: Sequence[Limits],
+        kv_tokens: int,
+        *,
+        owes: bool,
+    ) -> float:
+        """Return the first round in which some sequence may be shadowed beside such a step.
+
+        It holds while the pauses of drafters that are behind grow: that only makes shadows dearer.
+
+        Args:
+            owes: something is owed to the loss budget by then.
+        """
+        first = math.inf
+        for part, state, (_, limit) in zip(rounds, states, limits, strict=True):
+            k = min(limit, max(1, plan.top.num_rows // plan.batch))
+            if k and (plan.batch > 1 or self.could_pay(plan, limit, kv_tokens)):
+                if part.behind and self._left_s(plan, k, part.behind) < 0.0:
+                    continue
+                first = min(first, self._shadow_at(plan, state, k, part.behind, owes=owes))
+        return first
+
+    def probe_after(self, batch: int, limits: Sequence[Limits], *, explored: bool) -> int:
+        """Return after how many rounds without a change of width trials are thought about.
+
+        Args:
+            explored: see `probe`.
+        """
+        if explored and self._all_measured(batch, limits):
+            return PROBE_EVERY
+        return PROBE_UNMEASURED_EVERY
 
     def shadow_interval(self, k: int, token_s: float, behind: int = 0) -> int:
         """Return the rounds between shadows of k tokens that half of the leak pays for."""
@@ -158,6 +189,20 @@ class Explorer:
         if draft_s <= 0.0:  # not timed yet, or nothing to speak of
             return SHADOW_UNTIMED
         return max(1, math.ceil(draft_s / (SHADOW_SHARE * self._ledger.rho * token_s)))
+
+    def _shadow_at(
+        self, plan: Plan, state: RequestState, k: int, behind: int, *, owes: bool
+    ) -> int:
+        """Return the round from which on a sequence may be shadowed."""
+        interval = self.shadow_interval(k, plan.token_s, behind)
+        if behind and not owes:
+            interval = min(interval, SHADOW_READING)
+        return state.shadow_at(interval, dear=behind > 0)
+
+    def _left_s(self, plan: Plan, k: int, behind: int) -> float:
+        """Return what may be owed at most where a shadow is drafted; below 0 it never is."""
+        worst_s = self._cost.drafting.worst_s([k], plan.token_s, behind)
+        return 0.5 * self._ledger.capacity_steps * plan.classic_s - worst_s
 
     def could_pay(self, plan: Plan, limit: int, kv_tokens: int) -> bool:
         """Tell whether some width would pay if every draft of it were accepted."""
@@ -185,7 +230,6 @@ class Explorer:
         return preferred(self._cost, view.rounds, states, limits, rows, kv_tokens, token_s)
 
     def _all_measured(self, batch: int, limits: Sequence[Limits]) -> bool:
-        verify = self._cost.verify
+        verify, padded = self._cost.verify, self._cost.padded
         last = min(batch + sum([max(limit) for limit in limits]), WIDEN * verify.widest)
-        padded = self._cost.padded
-        return all(verify.samples(padded(rows)) for rows in range(batch + 1, last + 1))
+        return all([verify.knows(padded(rows)) for rows in range(batch + 1, last + 1)])  # noqa: C419

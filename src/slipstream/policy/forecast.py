@@ -73,7 +73,7 @@ def forecast(policy: MeasuredPolicy, states: Sequence[RequestState]) -> Forecast
     refusal = refuse(plan, policy.ledger, states)
     if refusal is None:
         return _enabled(plan, plan)
-    less = policy.affordable(plan, view, states, limits, kv_tokens)
+    less = policy.decider.affordable(plan, view, states, limits, kv_tokens)
     return _declined(plan, refusal) if less is None else _enabled(plan, less)
 
 

@@ -28,12 +28,14 @@ HELD_UP = CLAMP
 # Most that one held-up classic step forgives, in times of what it lost itself: classic steps are
 # rare where drafting pays, and one of them would else speak for hours.
 MOST_FORGIVEN = 4.0
+# Forgiveness that nothing was owed for yet is kept for later hiccups, up to so many classic steps.
+BANKED_STEPS = 16.0
 # Steps of either kind that are taken to have been run before the first: a hiccup among the first
 # few rounds says as little about drafting as none.
 PRIOR_STEPS = 256
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Ledger:
     """Debt of a pairing, or of one request in a batch.
 
@@ -45,6 +47,7 @@ class Ledger:
             report shows, and nothing is decided by.
         value_s: classic value of everything that was emitted in that time.
         forgiven_s: debt taken back for what the machine itself lost; see `forgive`.
+        banked_s: what the machine was seen to lose and no debt was taken back for yet.
         drafting_s, classic_s: seconds of rounds that drafted, and of those that did not.
     """
 
@@ -54,6 +57,7 @@ class Ledger:
     net_s: float = 0.0
     value_s: float = 0.0
     forgiven_s: float = 0.0
+    banked_s: float = 0.0
     drafting_s: float = 0.0
     classic_s: float = 0.0
 
@@ -67,15 +71,21 @@ class Ledger:
         """
         return self.debt_s + (worst_s - anchors_s) <= self.capacity_steps * classic_s
 
-    def charge(self, *, round_s: float, value_s: float) -> None:
+    def charge(self, *, round_s: float, value_s: float, held_s: float = 0.0) -> None:
         """Account for a round that drafted.
 
         Args:
             round_s: raw seconds that it took, hiccups included.
             value_s: classic value of all that it emitted.
+            held_s: how long it was held up, beyond what it was expected to take.
         """
         self.drafting_s += round_s
         self._add(round_s - value_s, value_s)
+        if held_s > 0.0 and self.banked_s > 0.0:
+            taken_s = min(self.debt_s, self.banked_s, held_s)
+            self.banked_s -= taken_s
+            self.debt_s -= taken_s
+            self.forgiven_s += taken_s
 
     def leak(self, *, value_s: float, lost_s: float = 0.0) -> None:
         """Account for a classic step.
@@ -108,6 +118,7 @@ class Ledger:
         taken_s = min(self.debt_s, share * held_s)
         self.debt_s -= taken_s
         self.forgiven_s += taken_s
+        self.banked_s = min(self.banked_s + share * held_s - taken_s, BANKED_STEPS * value_s)
 
     def owed(self, classic_s: float) -> str:
         """Return the debt beside the capacity in words, e.g. "12.3 of 21.6 ms"."""

@@ -39,7 +39,16 @@ class Level:
         now: the round it was taken in.
     """
 
-    __slots__ = ("deviation_s", "kv_tokens", "seconds", "seen_at", "strays", "weight")
+    __slots__ = (
+        "changed_at",
+        "deviation_s",
+        "kv_tokens",
+        "seconds",
+        "seen_at",
+        "steady_s",
+        "strays",
+        "weight",
+    )
 
     def __init__(self, seconds: float, kv_tokens: float, now: int) -> None:
         self.seconds = seconds
@@ -47,10 +56,12 @@ class Level:
         self.deviation_s = FIRST_SPREAD * seconds
         self.weight = 1.0
         self.seen_at = now
+        self.changed_at = now  # when it last started anew
+        self.steady_s = seconds  # what it was before the strays, which move it a little
         self.strays: list[float] = []
 
-    def add(self, sample: float, kv_tokens: float, now: int, slope: float = 0.0) -> None:
-        """Take in one sample.
+    def add(self, sample: float, kv_tokens: float, now: int, slope: float = 0.0) -> float:
+        """Take in one sample; return by how much the level moved if a change was believed, else 1.
 
         Args:
             sample: seconds.
@@ -60,15 +71,16 @@ class Level:
         expected = self.seconds + slope * (kv_tokens - self.kv_tokens)
         if self.weight == 1.0 and sample * DISCARD < expected:
             self._restart(sample, kv_tokens)  # the first sample was the outlier
-            return
+            return 1.0
         low, high = expected / CLAMP, expected * CLAMP
         if low <= sample <= high:
             self.strays.clear()
         elif self._is_change(sample, above=sample > high):
             self._restart(sorted(self.strays)[len(self.strays) // 2], kv_tokens)
-            return
+            self.changed_at = now
+            return self.seconds / self.steady_s if self.steady_s > 0.0 else 1.0
         elif sample > DISCARD * expected:
-            return
+            return 1.0
         counted = min(max(sample, low), high)
         self.weight = min(self.weight + 1.0, MEMORY)
         self.seconds += (counted - expected) / self.weight
@@ -76,6 +88,14 @@ class Level:
         self.kv_tokens += (kv_tokens - self.kv_tokens) / self.weight
         off = SIGMA_PER_DEVIATION * abs(counted - expected)
         self.deviation_s += (off - self.deviation_s) / self.weight
+        return 1.0
+
+    def scale(self, ratio: float, since: int) -> None:
+        """Follow a change of the whole machine, unless it was noticed here since round `since`."""
+        if self.changed_at < since:
+            self.seconds *= ratio
+            self.deviation_s *= ratio
+            self.strays.clear()
 
     def state(self) -> list[float]:
         """Return (seconds, kv tokens, deviation, weight)."""
@@ -93,6 +113,8 @@ class Level:
         """Note a stray sample; tell whether there are enough on the same side."""
         if self.strays and (self.strays[-1] > self.seconds) != above:
             self.strays.clear()
+        if not self.strays:
+            self.steady_s = self.seconds
         self.strays.append(sample)
         return len(self.strays) >= STRAYS
 

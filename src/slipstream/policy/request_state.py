@@ -12,7 +12,7 @@ from slipstream.policy.ledger import RHO_NEIGHBOUR, Ledger
 SHADOW_HURRY = 8
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class RequestState:
     """One request's acceptance and budget.
 
@@ -42,12 +42,15 @@ class RequestState:
         known = (Acceptance(each.chances) for each in pairing)
         return cls(acceptance=Acceptances(*known), changed_at=now, started_at=now)
 
-    def observe(self, outcome: RoundOutcome, pairing: Acceptances, now: int) -> None:
-        """Take in one round, for the request and for its pairing."""
+    def follow(self, outcome: RoundOutcome, now: int) -> None:
+        """Note where the request is after a round; what it teaches may be learned later."""
         if outcome.k != self.k:
             self.changed_at = now
-        self.k = outcome.k
+            self.k = outcome.k
         self.context_len = outcome.context_len + outcome.emitted
+
+    def learn(self, outcome: RoundOutcome, pairing: Acceptances, now: int) -> None:
+        """Learn from round `now`, for the request and for its pairing."""
         if outcome.k > 0:
             for known in (self.acceptance, pairing):
                 drafter = known.paid if outcome.paid else known.free
@@ -60,12 +63,13 @@ class RequestState:
             if position == 1:
                 self.shadowed_at, self.hurried = now, hit
 
-    def shadow_due(self, interval: int, now: int, *, dear: bool = False) -> bool:
-        """Tell whether a proposal should be drafted to be scored.
+    def shadow_at(self, interval: int, *, dear: bool = False) -> int:
+        """Return the round from which on a proposal may be drafted to be scored.
 
         Args:
+            interval: rounds from one to the next.
             dear: it takes more than drafting, so a request that begins has to earn it first.
         """
         wait = max(1, interval // SHADOW_HURRY) if self.hurried else interval
         since = max(self.shadowed_at, self.started_at) if dear else self.shadowed_at
-        return now - since >= wait
+        return since + wait

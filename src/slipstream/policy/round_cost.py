@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from slipstream.policy.base import StepOutcome
+from slipstream.policy.base import Expected, StepOutcome
 from slipstream.policy.cost import DEFAULT_EDGES, Staircase
 from slipstream.policy.draft_cost import DraftCost
 from slipstream.policy.estimate import fallback_multiple
@@ -29,6 +29,10 @@ PREFILL_VALUE = 0.95
 OVERHEAD_JUMP = 0.25
 # What the host does may take this much longer than expected.
 WORST_HOST = 1.5
+# Rounds that a change of the machine takes to be noticed at several widths.
+CHANGE_ROUNDS = 16
+# Rounds before a classic step's time may be doubted.
+DOUBT_AFTER = 8
 # When a classic step of a profile was seen: it is taken again before anything drafts.
 LONG_AGO = -(1 << 30)
 
@@ -80,12 +84,36 @@ class RoundCost:
         verify_s = outcome.verify_s or own_s
         self.verify.observe(self.padded(rows) if drafted else rows, kv, verify_s, now)
         if drafted == 0 and outcome.prefill_rows == 0:
-            self.classic.observe(batch, kv, own_s, now)
+            self._follow(self.classic.observe(batch, kv, own_s, now), now)
         # The overhead of a round that drafts is all of the host's, deciding included.
         decided_s = outcome.choose_s + outcome.observe_s if drafted else 0.0
         rest_s = own_s - verify_s + decided_s
         self._overheads[drafted > 0].add(rest_s, OVERHEAD_JUMP * outcome.round_s)
         self.drafting.observe(outcome, now, observed_before=observed_before)
+
+    def _follow(self, ratio: float, now: int) -> None:
+        """Believe of all times what was just believed of a classic step: the machine has changed.
+
+        It has other work to do, or has done with it. What was not run since would else look cheap,
+        or dear, until it has been run a few times.
+        """
+        if ratio != 1.0:
+            since = now - CHANGE_ROUNDS
+            for times in (self.verify, self.classic, self.drafting):
+                times.scale(ratio, since)
+
+    def doubt_classic(self, outcome: StepOutcome, now: int) -> bool:
+        """Have the classic step of a step's sequences timed again before they draft.
+
+        Returns:
+            Whether it was not timed just now.
+        """
+        kv = sum([part.context_len for part in outcome.rounds])
+        level = self.classic.level(len(outcome.rounds), kv)
+        if level is None or now - level.seen_at < DOUBT_AFTER:
+            return False
+        level.seen_at = LONG_AGO
+        return True
 
     def padded(self, rows: int) -> int:
         """Return the rows of a forward that drafts, padding included."""
@@ -157,6 +185,23 @@ class RoundCost:
         """Return a round's seconds, None where its row bucket was never measured."""
         forward = self.verify.time_s(self.padded(rows), kv_tokens)
         return None if forward is None else forward + draft_s + self.overhead_s
+
+    def expected(self, outcome: StepOutcome) -> Expected:
+        """Return what a step was expected to take and what it stands in for."""
+        rounds = outcome.rounds
+        batch, riding = len(rounds), outcome.prefill_rows
+        own_kv = sum([part.context_len for part in rounds])
+        classic_s = base_s = self.classic.time_s(batch, own_kv)
+        drafted = sum([part.k for part in rounds])
+        if not drafted:
+            return Expected(classic_s, classic_s, None)
+        kv = own_kv + outcome.prefill_kv
+        if riding:
+            base_s = self.base_s(batch, riding, kv)
+        paid = [part.k if part.paid else 0 for part in rounds]
+        draft_s = self.drafting.peek_s(batch) + self.drafting.drafting_s(paid)
+        draft_s += self.drafting.catch_up_s(outcome.caught_up)
+        return Expected(classic_s, base_s, self.round_s(batch + drafted + riding, kv, draft_s))
 
     def worst_s(
         self,

@@ -36,6 +36,8 @@ class Scoring:
         Example: after [5, 6] was proposed, emitting [5] gives ((1, True),), then [9] gives
         ((2, False),).
         """
+        if not self.live:
+            return ()
         scores: list[tuple[int, bool]] = []
         for token_id in token_ids:
             live: list[tuple[Sequence[int], int]] = []
