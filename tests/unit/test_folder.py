@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ from safetensors.numpy import load_file, save_file
 
 from slipstream.errors import LoadError
 from slipstream.models.arch import plain_frequencies
+from slipstream.models.loading.checkpoint import tensor_shapes
 from slipstream.models.loading.fingerprint import fingerprint_of
-from slipstream.models.loading.folder import read_folder
+from slipstream.models.loading.folder import MODEL_TYPES, read_folder
 from slipstream.models.loading.folder_template import read_folder_template
-from slipstream.models.weights import DenseTensor
+from slipstream.models.loading.keys import Keys
+from slipstream.models.loading.weights_map import load_decoder
+from slipstream.models.weights import DenseTensor, Tensor
 from tests.families import CONFIGS, family_arch, random_weights, write_folder
 
 
@@ -173,7 +178,7 @@ def test_a_tied_output_may_be_stored_twice(tmp_path: Path) -> None:
         ("llama 2", {"sliding_window": 64}, ["sliding_window", "64"]),
         ("llama 2", {"residual_multiplier": 0.5}, ["residual_multiplier", "0.5"]),
         ("llama 2", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "1", "0.5"]),
-        ("llama 2", {"quantization_config": {"bits": 4}}, ["quantization_config"]),
+        ("llama 2", {"quantization_config": {"quant_method": "gptq"}}, ["MLX", "gptq"]),
         ("llama 2", {"rope_scaling": {"type": "yarn", "factor": 4}}, ["llama3", "'yarn'"]),
         ("llama 2", {"rope_scaling": {"type": "linear"}}, ["rope_scaling.factor", "missing"]),
         ("llama 2", {"rope_scaling": [4]}, ["rope_scaling", "object"]),
@@ -350,3 +355,50 @@ def test_fingerprints_follow_configuration_and_weights(tmp_path: Path) -> None:
     stored["model.norm.weight"][0] += 1
     save_file(stored, first / "model.safetensors")
     assert of(first) != before
+
+
+# ---- memory
+
+
+class Letting:
+    """A back end that keeps nothing but the size of what it was given."""
+
+    def __init__(self) -> None:
+        self.largest = 0
+
+    def matrix(self, parts: Sequence[Tensor]) -> None:
+        for part in parts:
+            values = part.values if isinstance(part, DenseTensor) else part.codes
+            self.largest = max(self.largest, values.nbytes)
+
+    def vector(self, tensor: Tensor) -> None:
+        assert tensor.shape
+
+
+@pytest.mark.parametrize(("kind", "share"), [("none", 0.2), ("q4", 1.4)])
+def test_loading_holds_one_matrix_and_copies_none(tmp_path: Path, kind: str, share: float) -> None:
+    # Dense matrices stay in the map; rounded ones take a byte a code, with their scales.
+    config = CONFIGS["llama 2"] | {"vocab_size": 1 << 16, "hidden_size": 256}
+    written_with(tmp_path, config)
+    checkpoint = dataclasses.replace(read_folder(tmp_path).checkpoint, quantize=kind)
+    backend = Letting()
+    tracemalloc.start()
+    try:
+        load_decoder(checkpoint, backend)  # type: ignore[arg-type]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert backend.largest >= 1 << 24
+    assert peak < share * backend.largest + (8 << 20)
+
+
+def written_with(folder: Path, config: dict[str, Any]) -> None:
+    """Write a folder of zeros but for its norms, of another size than the tiny ones."""
+    arch = MODEL_TYPES[config["model_type"]].describe(Keys(config))
+    written(folder)
+    names = read_folder(folder).checkpoint.names
+    (folder / "config.json").write_text(json.dumps(config))
+    stored = {
+        names[role]: np.zeros(shape, np.float16) for role, shape in tensor_shapes(arch).items()
+    }
+    save_file(stored, folder / "model.safetensors")
