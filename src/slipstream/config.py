@@ -31,6 +31,7 @@ def _setting(
     high: float = 1 << 24,  # far above any use, far below what would overflow a size
     metavar: str = "",
     paths: bool = False,
+    secret: bool = False,
 ) -> Any:
     metadata = {
         "help": help,
@@ -39,6 +40,7 @@ def _setting(
         "high": high,
         "metavar": metavar,
         "paths": paths,
+        "secret": secret,
     }
     return field(default=default, metadata=metadata)
 
@@ -82,10 +84,7 @@ class _Config:
         for item in dataclasses.fields(cls):
             # An unset variable in a script must not open what a key would have closed.
             if item.metadata["metavar"] and not str(values.get(item.name, "x")).strip():
-                got = values[item.name]
-                raise ConfigError(
-                    f"{item.name} must not be empty, got {got!r}", hint="leave it out"
-                )
+                raise ConfigError(f"{item.name} must not be empty", hint="leave it out")
         return cls(**values)
 
 
@@ -161,7 +160,10 @@ class ServerConfig(_Config):
     host: str = _setting("127.0.0.1", "address to listen on", metavar="ADDRESS")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", high=65535)
     api_key: str = _setting(
-        "", "key that requests must bring, as 'Authorization: Bearer KEY'", metavar="KEY"
+        "",
+        "key that requests must bring, as 'Authorization: Bearer KEY'",
+        metavar="KEY",
+        secret=True,
     )
     served_model_name: str = _setting(
         "", "what requests call the model; its name or file name by default", metavar="NAME"
@@ -237,6 +239,8 @@ def _parse(item: dataclasses.Field[Any], value: Any) -> Any:
             raise ConfigError(f"{item.name} must be an integer in [{low}, {high}], got {value}")
         return number
     choices, paths = item.metadata["choices"], item.metadata["paths"]
+    if item.metadata["secret"]:
+        return _secret(item.name, value)
     if item.metadata["metavar"]:
         return _text(item.name, value)
     if value not in choices and not (paths and isinstance(value, str) and is_path(value)):
@@ -253,6 +257,13 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, str) and value.isprintable() and value.isascii():
         return value
     raise ConfigError(f"{name} must be printable ASCII text, got {value!r}")
+
+
+def _secret(name: str, value: Any) -> str:
+    """Return a text that no message repeats; spaces would be lost in a header."""
+    if isinstance(value, str) and re.fullmatch(r"[!-~]*", value):
+        return value
+    raise ConfigError(f"{name} must be printable ASCII text without spaces, got something else")
 
 
 def _integer(value: Any) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.config import EngineConfig, ServerConfig
 from slipstream.engine.prompt import Conversation
-from slipstream.errors import ConfigError
+from slipstream.errors import ConfigError, RequestError
 from slipstream.server.ask import Ask, chat_ask, completion_ask
 from slipstream.server.schema import ChatRequest, CompletionRequest
 from slipstream.server.speculative_config import speculative_settings
@@ -110,6 +110,20 @@ def test_messages_are_what_templates_expect() -> None:
         {"role": "tool", "content": "12:00", "tool_call_id": "1"},
     ]
     assert prompt.variables == {"tools": [TOOL], "think": False}
+
+
+def test_a_role_that_the_template_names_is_a_role() -> None:
+    turns = [{"role": "developer", "content": "a"}, {"role": "ipython", "content": "42"}]
+    body = ChatRequest.model_validate({"messages": turns})
+    with pytest.raises(RequestError, match=r"must be one of .*tool, got") as caught:
+        chat_ask(body, CONFIG)
+    assert caught.value.param == "messages.1.role"
+    (prompt,) = chat_ask(body, CONFIG, {"ipython"}).prompts
+    assert isinstance(prompt, Conversation)
+    assert [turn["role"] for turn in prompt.messages] == ["system", "ipython"]
+    (prompt,) = chat_ask(body, CONFIG, {"ipython", "developer"}).prompts
+    assert isinstance(prompt, Conversation)
+    assert [turn["role"] for turn in prompt.messages] == ["developer", "ipython"]
 
 
 def test_a_choice_of_no_tools_hides_them() -> None:

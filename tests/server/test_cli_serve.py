@@ -80,7 +80,9 @@ def test_an_open_address_without_a_key_is_warned_of(capsys: pytest.CaptureFixtur
     [
         (["--port", "99999"], "port must be an integer in [0, 65535]"),
         (["--prot", "80"], "hint: did you mean --port?"),
-        (["--api-key", ""], "api_key must not be empty, got ''"),
+        (["--api-key", ""], "api_key must not be empty"),
+        (["--api-key", "sesame\x07"], "api_key must be printable ASCII text without spaces"),
+        (["--api-key", "open sesame"], "api_key must be printable ASCII text without spaces"),
         (["--api-key", "  "], "api_key must not be empty"),
         (["--k", "4", "--max-k", "2"], "k must be in [0, max_k]"),
         (
@@ -100,7 +102,9 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
 
     engine.load = load  # type: ignore[attr-defined]
     assert main(["serve", "tiny", *words]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert "sesame" not in said  # a key is nobody else's business
 
 
 def test_missing_packages_are_named(

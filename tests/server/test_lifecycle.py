@@ -104,6 +104,23 @@ def test_a_client_that_leaves_its_reply_unread_gives_its_place_back() -> None:
         assert server.complete(max_tokens=5, temperature=0).status == 200
 
 
+def test_a_little_that_is_left_unread_holds_no_connection() -> None:
+    engine = fake_engine(max_model_len=4096)
+    with inside(engine, receive_timeout=1) as server, server.connect() as sock:
+        server.server._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        # What is accepted from now on has little room, so the rest stays with the server.
+        with socket.socket() as small:
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            small.connect(("127.0.0.1", server.port))
+            small.sendall(request_bytes({"prompt": "abc", **ENDLESS}))
+            eventually(lambda: engine.stats.finished == 1)
+            assert server.server._server is not None
+            state = server.server._server.server_state
+            eventually(lambda: not state.connections)  # the idle one goes as well
+        sock.settimeout(PATIENCE_S)
+        assert sock.recv(1) == b""
+
+
 def test_two_requests_on_one_connection_are_answered_in_order(engine: Engine) -> None:
     with inside(engine) as server, server.connect() as sock:
         fields = {"temperature": 0, "stream": True}

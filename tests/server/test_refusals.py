@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -289,6 +290,16 @@ ROLES = "one of system, developer, user, assistant, tool"
             "messages.0.content.0",
             'messages.0.content.0 must be an object, got "hi"',
         ),
+        (
+            {"role": "user", "content": []},
+            "messages.0.content",
+            "messages.0.content must have at least 1 part, got 0",
+        ),
+        (
+            {"role": "user", "content": "a", "\ud800": 1},
+            "messages.0",
+            'keys of messages.0 must be Unicode text, got "\\ud800"',
+        ),
     ],
 )
 def test_a_wrong_turn_is_answered_with_what_is_allowed(
@@ -336,6 +347,18 @@ def test_a_wrong_type_is_told_in_plain_words(
     assert server.complete(**fields).value["error"]["message"] == message
 
 
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b'{"prompt": "a", "\\ud800": 1}', "the body"),
+        (b'{"prompt": "a", "speculation": {"\\ud800": 1}}', "speculation"),
+    ],
+)
+def test_a_key_that_is_no_unicode_is_called_that(server: Inside, body: bytes, where: str) -> None:
+    error = server.ask("POST", "/v1/completions", body).value["error"]
+    assert error["message"] == f'keys of {where} must be Unicode text, got "\\ud800"'
+
+
 def test_a_misspelt_field_that_must_be_there_is_recognized(server: Inside) -> None:
     error = server.ask("POST", "/v1/chat/completions", {"message": []}).value["error"]
     assert (error["param"], error["code"]) == ("messages", "missing_parameter")
@@ -375,8 +398,50 @@ def test_bytes_that_are_no_http_end_the_connection(server: Inside) -> None:
     for garbage in (b"\0\1\2\3\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3"):
         with server.connect() as sock:
             sock.sendall(garbage)
-            assert sock.recv(12) in (b"HTTP/1.1 400", b"")
+            head, _, body = received(sock).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert b"content-type: application/json" in head
+            assert json.loads(body)["error"]["code"] == "invalid_http"
     assert server.complete().status == 200
+
+
+def test_bytes_that_are_no_http_never_get_into_a_reply(server: Inside) -> None:
+    with server.send(stream=True, ignore_eos=True, **LONG) as sock:
+        got = sock.recv(1 << 16)
+        with contextlib.suppress(ConnectionError):  # ends with a reset
+            sock.sendall(b"\0\1\2\r\n\r\n")
+            got += received(sock)
+        assert got.count(b"HTTP/1.1") == 1
+        assert b"invalid_http" not in got
+
+
+def test_a_wish_for_another_protocol_is_passed_over_without_a_word(
+    server: Inside, caplog: pytest.LogCaptureFixture
+) -> None:
+    for wish in ("websocket", "h2c"):
+        headers = {"Connection": "Upgrade", "Upgrade": wish}
+        assert server.ask("GET", "/version", headers=headers).status == 200
+        raw = request_bytes({"prompt": "a", "max_tokens": 3})
+        raw = raw.replace(
+            b"Host: x", b"Host: x\r\nConnection: Upgrade\r\nUpgrade: %s" % wish.encode()
+        )
+        last = request_bytes({"prompt": "a", "max_tokens": 3}).replace(
+            b"Host: x", b"Connection: close"
+        )
+        with server.connect() as sock:  # in pieces, and others behind it
+            for piece in (raw[:-9], raw[-9:] + raw, last):
+                sock.sendall(piece)
+                time.sleep(0.01)
+            assert received(sock).count(b"HTTP/1.1 200 OK") == 3
+    assert caplog.text == ""
+
+
+def received(sock: socket.socket) -> bytes:
+    """Return everything that comes until the other side closes."""
+    got = b""
+    while piece := sock.recv(1 << 16):
+        got += piece
+    return got
 
 
 def test_a_request_without_tokens_to_choose_from_fails_alone(server: Inside) -> None:
@@ -396,7 +461,12 @@ def test_only_the_right_key_opens() -> None:
                 assert (answer.status, answer.value["error"]["code"]) == (401, "invalid_api_key")
             assert server.ask("POST", "/v1/completions", {"prompt": "a"}, headers).status == 401
         right = {"Authorization": "Bearer secret"}
-        assert server.ask("GET", "/v1/models", headers=right).status == 200
+        for scheme in ("Bearer", "bearer", "BEARER "):
+            named = {"Authorization": f"{scheme} secret"}
+            assert server.ask("GET", "/v1/models", headers=named).status == 200
+        assert (
+            server.ask("GET", "/v1/models", headers={"Authorization": "Basic secret"}).status == 401
+        )
         assert server.ask("POST", "/v1/completions", {"prompt": "a"}, right).status == 200
         for path in ("/health", "/version", "/"):
             assert server.ask("GET", path).status == 200

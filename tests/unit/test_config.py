@@ -24,6 +24,16 @@ def test_an_empty_text_is_no_setting(name: str, value: str) -> None:
         ServerConfig.from_env({f"SLIPSTREAM_{name.upper()}": value})
 
 
+@pytest.mark.parametrize("value", [" ", "a b", "k\n", "schlüssel", 5])
+def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig(api_key=value)  # type: ignore[arg-type]
+    assert caught.value.message == (
+        "api_key must be printable ASCII text without spaces, got something else"
+    )
+    assert ServerConfig(api_key="").api_key == ""
+
+
 def test_default_is_used_when_nothing_is_given() -> None:
     assert EngineConfig.from_env({}) == EngineConfig()
 

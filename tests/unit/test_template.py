@@ -195,3 +195,17 @@ def test_ordinary_products_and_powers_work() -> None:
     assert render("{{ '-' * 3 }}{{ 2 ** 10 }}{{ 3 * 4 }}{{ 2 ** -1 }}{{ 2.0 ** 0.5 > 1 }}") == (
         "---1024120.5True"
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "roles"),
+    [
+        ("{{ messages[0].role }}", set()),
+        ("{% if messages[0]['role'] == 'ipython' %}a{% endif %}", {"ipython"}),
+        ("{% for m in messages %}{% if 'tool' == m.role %}{% endif %}{% endfor %}", {"tool"}),
+        ("{% if messages[0].role not in ['a', ('b')] %}{% endif %}", {"a", "b"}),
+        ("{% set role = 'x' %}{% if role != 'y' and tools == 'z' %}{% endif %}", {"y"}),
+    ],
+)
+def test_roles_that_are_asked_for_are_known(source: str, roles: set[str]) -> None:
+    assert ChatTemplate(source).roles == roles

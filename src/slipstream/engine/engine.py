@@ -106,6 +106,11 @@ class Engine(Front):
         return self._template is not None
 
     @property
+    def template_roles(self) -> frozenset[str]:
+        """Roles that the chat template asks for by name."""
+        return frozenset(getattr(self._template, "roles", ()))
+
+    @property
     def num_requests(self) -> int:
         """Choices that run or wait."""
         return len(self._scheduler)

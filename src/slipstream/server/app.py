@@ -105,7 +105,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def chat_completions(body: ChatRequest) -> Response:
         """Continue a conversation."""
         check_model(body.model, service.model)
-        return answer(chat_ask(body, config), ChatForm)
+        return answer(chat_ask(body, config, service.engine.template_roles), ChatForm)
 
     @app.post("/v1/completions", response_model=CompletionReply, responses=_EVENTS)
     async def completions(body: CompletionRequest) -> Response:
@@ -189,7 +189,7 @@ async def _broken(_: Request, __: Exception) -> Response:
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _error_response(validation_failure(list(error.errors())))
+    return _error_response(validation_failure(list(error.errors()), error.body))
 
 
 def _error_response(error: SlipstreamError) -> Response:

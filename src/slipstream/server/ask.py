@@ -6,7 +6,8 @@ completion); everything else has the engine's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from slipstream.engine.prompt import Conversation, Prompt
 from slipstream.errors import RequestError
 from slipstream.server.failures import HttpFailure
 from slipstream.server.schema import (
+    ROLES,
     UNSERVED,
     ChatRequest,
     CompletionRequest,
@@ -79,8 +81,11 @@ class Ask:
         return RequestError(message, param=name, code=error.code, hint=error.hint)
 
 
-def chat_ask(body: ChatRequest, config: ServerConfig) -> Ask:
+def chat_ask(body: ChatRequest, config: ServerConfig, template_roles: Collection[str] = ()) -> Ask:
     """Return what a chat request asks for.
+
+    Args:
+        template_roles: roles that the model's template asks for by name.
 
     Raises:
         RequestError: fields contradict each other, or cannot be served.
@@ -107,7 +112,10 @@ def chat_ask(body: ChatRequest, config: ServerConfig) -> Ask:
             )
     if body.tools and body.tool_choice != "none":
         variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in body.tools]
-    messages = [_message(message, index) for index, message in enumerate(body.messages)]
+    messages = [
+        _message(message, f"messages.{index}", template_roles)
+        for index, message in enumerate(body.messages)
+    ]
     names = {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": name}
     return _ask(body, [Conversation(messages=messages, variables=variables)], values, names)
 
@@ -253,13 +261,13 @@ def _limited(given: int | None, default: int, config: ServerConfig, name: str) -
     return given
 
 
-def _message(message: Message, index: int) -> dict[str, Any]:
+def _message(message: Message, where: str, template_roles: Collection[str]) -> dict[str, Any]:
     """Return a message as templates expect it: texts joined, "developer" the older "system".
 
     Raises:
-        RequestError: it says nothing, or one of its keys looks misspelt.
+        RequestError: its role is unknown, it says nothing, or one of its keys looks misspelt.
     """
-    where = f"messages.{index}"
+    _check_role(message.role, f"{where}.role", [*ROLES, *sorted({*template_roles} - {*ROLES})])
     extra = message.model_extra or {}
     for key in extra:
         _check_spelling(key, f"{where}.{key}", list(Message.model_fields))
@@ -271,11 +279,31 @@ def _message(message: Message, index: int) -> dict[str, Any]:
             param=f"{where}.content",
             code="missing_parameter",
         )
+    if message.content == []:
+        raise RequestError(
+            f"{where}.content must have at least 1 part, got 0", param=f"{where}.content"
+        )
     turn = message.model_dump(exclude_unset=True)
     turn["content"] = _text(message.content)
-    if message.role == "developer":
+    if message.role == "developer" and "developer" not in template_roles:
         turn["role"] = "system"
     return turn
+
+
+def _check_role(role: str, param: str, known: Sequence[str]) -> None:
+    """Refuse a role that neither the API nor the template knows.
+
+    Raises:
+        RequestError: they do not.
+    """
+    if role not in known:
+        match = nearest_key(role, known)
+        raise RequestError(
+            f"{param} must be one of {', '.join(known)}, got {json.dumps(role[:40])}",
+            param=param,
+            code="invalid_value",
+            hint=None if match is None else f"did you mean {match}?",
+        )
 
 
 def _text(content: str | list[TextPart] | None) -> str:

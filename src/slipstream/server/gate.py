@@ -30,7 +30,7 @@ class Gate:
         self._app = app
         self._config = config
         self._metrics = metrics
-        self._key = f"Bearer {config.api_key}".encode() if config.api_key else b""
+        self._key = config.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -58,7 +58,8 @@ class Gate:
     def _check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         if not self._key or path in OPEN_PATHS:
             return
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._key):
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
             raise HttpFailure(
                 401,
                 "the API key is missing or wrong",

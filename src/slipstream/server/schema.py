@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipstream.server.unserved import UnservedFields, hints_of, unserved
 
+# Roles of OpenAI's API; a template may name more.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -84,7 +86,7 @@ class TextPart(_Strict):
 class Message(_Open):
     """One turn of a conversation; keys beyond these go to the model's template as they are."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: str = Field(description=f"One of {', '.join(ROLES)}, or one that the template names.")
     content: str | list[TextPart] | None = None
 
 

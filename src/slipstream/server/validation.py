@@ -39,12 +39,13 @@ _ALTERNATIVES = {
 }
 
 
-def validation_failure(problems: Sequence[Any]) -> RequestError:
+def validation_failure(problems: Sequence[Any], body: Any = None) -> RequestError:
     """Return the error of a body that does not have the right form.
 
     Args:
         problems: pydantic's, at least one; the first is reported, and what is wrong inside a
             message's parts before its not being text.
+        body: what they were found in.
     """
     problem = problems[0]
     path = [str(part) for part in problem["loc"] if part != "body"]
@@ -55,6 +56,12 @@ def validation_failure(problems: Sequence[Any]) -> RequestError:
             f"the body must be JSON, got an error in it{at}: {why}", code="invalid_json"
         )
     where = _field(path)
+    if problem["type"] == "string_unicode" and isinstance(_at(body, path), dict):
+        return RequestError(
+            f"keys of {where or 'the body'} must be Unicode text, got {_short(problem['input'])}",
+            param=where or None,
+            code="invalid_type",
+        )
     if not where:
         return RequestError(
             "the body must be a JSON object sent as application/json",
@@ -159,6 +166,16 @@ def _field(path: list[str]) -> str:
         len(path),
     )
     return ".".join(path[:end])
+
+
+def _at(body: Any, path: list[str]) -> Any:
+    """Return what stands at a place of the body, None if nothing does."""
+    for part in path:
+        if isinstance(body, list) and part.isdigit() and int(part) < len(body):
+            body = body[int(part)]
+        else:
+            body = body.get(part) if isinstance(body, dict) else None
+    return body
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 
 from slipstream.errors import LoadError, RequestError
@@ -25,6 +25,9 @@ _FILE = "<template>"  # the file name that jinja gives to templates from a strin
 class ChatTemplate:
     """A compiled chat template.
 
+    Attributes:
+        roles: those that it asks for by name.
+
     Args:
         source: jinja text, as in `tokenizer.chat_template`.
         tokens: names such as "bos_token" and "eos_token" with their texts, which templates use.
@@ -37,6 +40,7 @@ class ChatTemplate:
         self._tokens = dict(tokens or {})
         try:
             self._template = Sandbox().from_string(source)
+            self.roles = _roles(Sandbox().parse(source))
         except TemplateSyntaxError as error:
             raise LoadError(
                 f"chat template, line {error.lineno}: {error.message}", hint="use --raw"
@@ -100,6 +104,28 @@ class ChatTemplate:
             names[DEADLINE].check()
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _roles(tree: nodes.Template) -> frozenset[str]:
+    """Return the texts that a template compares a message's role with."""
+    found: set[str] = set()
+    for comparison in tree.find_all(nodes.Compare):
+        sides = [comparison.expr, *(operand.expr for operand in comparison.ops)]
+        if any(_is_role(side) for side in sides):
+            for side in sides:
+                items = side.items if isinstance(side, nodes.List | nodes.Tuple) else [side]
+                values = [item.value for item in items if isinstance(item, nodes.Const)]
+                found.update(value for value in values if isinstance(value, str))
+    return frozenset(found)
+
+
+def _is_role(side: nodes.Node) -> bool:
+    """Tell whether an expression is `role`, `message.role` or `message['role']`."""
+    if isinstance(side, nodes.Getattr):
+        return bool(side.attr == "role")
+    if isinstance(side, nodes.Getitem):
+        return isinstance(side.arg, nodes.Const) and side.arg.value == "role"
+    return isinstance(side, nodes.Name) and side.name == "role"
 
 
 def _fail(error: BaseException, what: str, code: str) -> NoReturn:
