@@ -154,6 +154,7 @@ class SpeculationReport:
     overhead_ms: float | None
     predicted_speedup: float | None
     sources: dict[str, dict[str, int]]
+    undrafted: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,16 @@ def test_an_open_address_without_a_key_is_warned_of(capsys: pytest.CaptureFixtur
             "give either --drafter or --speculative-config",
         ),
         (["--speculative-config", '{"metod": "ngram"}'], "did you mean method?"),
+        (["--speculative-config", ""], "speculative_config must not be empty"),
+        (["--speculative-config", "ngram"], "speculative_config must be JSON, got ngram"),
+        (
+            ["--max-k", "3", "--speculative-config", '{"num_speculative_tokens": 4}'],
+            "give either --max-k or --speculative-config",
+        ),
+        (
+            ["--k", "4", "--speculative-config", '{"num_speculative_tokens": 2}'],
+            "k must be in [0, max_k]",
+        ),
         (["--host", "no-such-host.invalid"], "cannot listen on no-such-host.invalid"),
         (["--record", "/no/such/folder/trace.json"], "cannot write"),
     ],

@@ -328,6 +328,58 @@ def test_debt_beyond_the_capacity_is_marked_by_more_than_colour(page: Page, site
     assert "gradient" in meter.locator("i").evaluate("bar => getComputedStyle(bar).backgroundImage")
 
 
+@pytest.mark.parametrize(("batch", "whose"), [(1, "a request"), (8, "8 requests")])
+def test_debt_is_shown_against_what_so_many_requests_may_owe(
+    page: Page, site: Site, batch: int, whose: str
+) -> None:
+    site.said["budget"] |= {"debt_ms": 90.0, "capacity_ms": 80.0, "capacity_batch": batch}
+    page.goto(site.url)
+    expect(page.locator("#budget-title")).to_have_text(
+        "Loss budget of 8 requests" if batch > 1 else "Loss budget"
+    )
+    expect(page.locator("#won")).to_have_text(
+        f"More than {whose} may owe: nothing drafts until it is paid."
+    )
+    site.said["budget"]["debt_ms"] = 70.0
+    expect(page.locator("#won")).to_contain_text("against classic decoding")
+
+
+def test_times_of_widths_that_no_longer_run_are_shown_as_old(page: Page, site: Site) -> None:
+    (k,) = site.said["widths"]
+    for entry in site.said["costs"]:
+        entry["age_steps"] = {1: 5, 2: 600, k: 700}.get(entry["drafted"])
+    page.goto(site.url)
+    titles = page.locator("#cost g.col")
+    expect(titles.nth(1).locator("title")).to_contain_text("(last run 5 steps ago)")
+    expect(titles.nth(1).locator(".bar-soft")).to_have_count(1)
+    expect(titles.nth(2).locator("title")).to_contain_text("(last run 600 steps ago)")
+    expect(titles.nth(2).locator(".bar-old")).to_have_count(1)
+    expect(titles.nth(15).locator("title")).to_contain_text("(timed before the start)")
+    expect(titles.nth(15).locator(".bar-old")).to_have_count(1)
+    expect(titles.nth(k).locator(".bar-live")).to_have_count(1)  # what is chosen is marked as such
+
+
+def test_sources_that_are_asked_together_have_their_time_and_no_tokens(
+    page: Page, site: Site
+) -> None:
+    site.said["sources"] = {
+        "grammar": {"drafted": 8, "accepted": 8, "draft_ms": 0.0},
+        "grammar+ngram": {"drafted": 0, "accepted": 0, "draft_ms": 1500.0},
+        "ngram": {"drafted": 30, "accepted": 12, "draft_ms": 500.0},
+        "prediction": {"drafted": 0, "accepted": 0, "draft_ms": 20.0},
+    }
+    page.goto(site.url)
+    rows = page.locator("#sources tr")
+    expect(rows).to_have_count(4)
+    spaced = [re.sub(r"\s+", " ", text) for text in rows.all_inner_texts()]
+    assert spaced == [
+        "grammar 100 % of 8 accepted in 0.00 s",
+        "grammar+ngram asked together in 1.50 s",
+        "ngram 40 % of 30 accepted in 0.50 s",
+        "prediction none drafted in 0.02 s",
+    ]
+
+
 def test_a_server_that_is_gone_is_said_and_found_again(page: Page, site: Site) -> None:
     page.goto(site.url)
     expect(page.locator("#link")).to_have_text("Live")

@@ -24,6 +24,7 @@ from tests.fake_model import always_wrong, fake_engine
 from tests.machine import (
     COUNT,
     PROMPT,
+    SCRIPT,
     STEP_S,
     Machine,
     engine_on,
@@ -166,6 +167,46 @@ def test_counts_are_those_of_the_replies() -> None:
     assert said["totals"]["generation_tokens"] == 3 * COUNT
     assert sum(said["recent"]["k_histogram"]) == said["recent"]["rounds"]
     assert said["totals"]["decode_classic_s"] > said["totals"]["decode_s"] > 0
+
+
+def test_times_have_the_age_of_their_row_counts() -> None:
+    engine = engine_on(Machine(flat), perfect())
+    assert {each["age_steps"] for each in explain(engine)["costs"]} == {None}  # timed at load
+    said = running(engine, steps=12)
+    ages = {each["drafted"]: each["age_steps"] for each in said["costs"]}
+    (k,) = said["widths"]
+    assert ages[k] == 0
+    assert ages[0] is not None
+    assert 0 < ages[0] < 12
+    histogram = said["recent"]["k_histogram"]
+    never = [each for each in range(1, 16) if not histogram[each]]
+    assert never
+    assert {ages[each] for each in never} == {None}
+
+
+def test_capacity_counts_in_steps_of_the_batch_that_it_names() -> None:
+    engine = engine_on(Machine(flat), perfect(), timed=range(1, 65), max_num_seqs=4)
+    budget = running(engine, steps=12, count=4)["budget"]
+    assert budget["capacity_batch"] == 4
+    assert budget["capacity_ms"] == pytest.approx(1e3 * 8 * flat(4), rel=0.05)
+    while engine.num_requests:
+        engine.step()
+    assert explain(engine)["budget"]["capacity_batch"] == 1
+
+
+def test_several_sources_have_their_own_counts_and_a_time_together() -> None:
+    machine = Machine(flat)
+    lookup = perfect(free=True, on_propose=lambda: machine.wait(STEP_S / 100))
+    engine = engine_on(machine, lookup)
+    prediction = "".join(f"<{token}>" for token in SCRIPT[:40])
+    engine.generate([PROMPT], SamplingParams(max_tokens=60, prediction=prediction))
+    said = explain(engine)
+    assert {"prediction+scripted", "scripted"} <= set(said["sources"])
+    together = said["sources"]["prediction+scripted"]
+    assert (together["drafted"], together["accepted"]) == (0, 0)
+    own = [each for name, each in said["sources"].items() if "+" not in name]
+    drafted = sum(each["drafted"] for each in said["acceptance"])
+    assert sum(each["drafted"] for each in own) == drafted > 0
 
 
 def test_a_source_that_did_nothing_is_no_source() -> None:

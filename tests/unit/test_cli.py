@@ -47,6 +47,7 @@ REPLY = Reply(
         overhead_ms=0.1,
         predicted_speedup=1.5,
         sources={"ngram": {"drafted": 1, "accepted": 1}},
+        undrafted={"nothing_offered": 1},
     ),
 )
 
@@ -108,6 +109,7 @@ def test_text_alone_goes_to_stdout(engine: FakeEngine, capsys: pytest.CaptureFix
     assert out == REPLY.text
     assert "6.0 tok/s" in err
     assert "acceptance length 2.00" in err
+    assert "1 speculative and 1 classic (1 nothing offered)" in err
     assert "enable: a round of 5.0 ms yields 2.00 tokens" in err
 
 
@@ -127,6 +129,7 @@ def test_json_is_the_only_line_on_stdout(
         *("mode", "drafter", "verdict", "reason", "requested_k", "mean_drafted", "rounds"),
         *("classic_rounds", "drafted", "accepted", "acceptance_length", "k_histogram"),
         *("classic_ms", "verify_ms", "draft_ms", "overhead_ms", "predicted_speedup", "sources"),
+        "undrafted",
     ]
     assert value["text"] == REPLY.text
 

@@ -61,6 +61,10 @@ def test_totals_are_the_sums_of_the_replies(free: bool) -> None:
     assert (sum(positions[0]), sum(positions[1])) == (drafted, accepted)
     assert all(b <= a for a, b in zip(*positions, strict=True))
     assert sum(totals.undrafted.values()) == sum(r.speculation.classic_rounds for r in replies)
+    for cause, count in totals.undrafted.items():
+        assert count == sum(r.speculation.undrafted.get(cause, 0) for r in replies)
+    for reply in replies:
+        assert sum(reply.speculation.undrafted.values()) == reply.speculation.classic_rounds
     assert len(totals.recent_k) == sum(histogram.values()) + sum(totals.undrafted.values())
 
 

@@ -183,7 +183,9 @@ def closing_line(reply: Reply, *, seed_matters: bool = False) -> str:
         parts.append(f"seed {reply.seed}")
     if report.acceptance_length is not None:
         parts.append(f"acceptance length {report.acceptance_length:.2f}")
-    parts.append(f"rounds: {report.rounds} speculative and {report.classic_rounds} classic")
+    why = next(iter(report.undrafted), None)
+    most = f" ({report.undrafted[why]} {why.replace('_', ' ')})" if why and report.rounds else ""
+    parts.append(f"rounds: {report.rounds} speculative and {report.classic_rounds} classic{most}")
     named = report.reason.startswith(report.verdict)
     return f"{', '.join(parts)}; {'' if named else report.verdict + ': '}{report.reason}"
 

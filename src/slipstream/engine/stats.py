@@ -29,6 +29,7 @@ class ReplyStats:
         boundary_s: when the last round ended, which is when the next one starts.
         outcomes: rounds by (drafted tokens, how many of them were emitted), k > 0.
         sources: drafted tokens, and how many of them were emitted, by drafter.
+        undrafted: rounds with k = 0 by cause, a key of `CAUSES`.
     """
 
     started_s: float | None = None
@@ -36,6 +37,7 @@ class ReplyStats:
     boundary_s: float = 0.0
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
     sources: dict[str, list[int]] = field(default_factory=dict)
+    undrafted: dict[str, int] = field(default_factory=dict)
     classic_rounds: int = 0
     classic_s: float = 0.0
     round_s: float = 0.0
@@ -142,6 +144,7 @@ class ReplyStats:
                 name: {"drafted": drafted, "accepted": accepted}
                 for name, (drafted, accepted) in sources.items()
             },
+            undrafted=dict(sorted(self.undrafted.items(), key=lambda item: -item[1])),
         )
 
 

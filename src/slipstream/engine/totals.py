@@ -78,6 +78,8 @@ class RoundTotals:
     def count(self, batch: Sequence[Round], step_s: float, decided_s: float = 0.0) -> None:
         """Count a step: its rounds' outcomes, and its time where nobody drafted.
 
+        Why a round drafted nothing is told its request as well.
+
         Args:
             decided_s: what the policy itself took of the step.
         """
@@ -99,6 +101,8 @@ class RoundTotals:
             else:
                 cause = _why_not(part)
                 self.undrafted[cause] = self.undrafted.get(cause, 0) + 1
+                own = part.request.stats.undrafted
+                own[cause] = own.get(cause, 0) + 1
                 self.recent_k.append(0)
         if not rounds:
             return

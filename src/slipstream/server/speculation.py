@@ -139,6 +139,7 @@ def _costs(
     gains = [0.0, *accumulate(chance for _, chance in order)]
     return [
         _cost(cost, widths_of(order[:num], batch), found.paid, kv_tokens, batch + gains[num])
+        | {"age_steps": _age(policy, batch, num)}
         for num in sorted(listed)
         if 0 <= num <= len(order)
     ]
@@ -171,6 +172,16 @@ def _cost(
     }
 
 
+def _age(policy: MeasuredPolicy, batch: int, drafted: int) -> int | None:
+    """Return how many steps ago a row count was last run, None where not since the start."""
+    cost = policy.cost
+    if drafted:
+        seen = cost.verify.seen_at(cost.padded(batch + drafted))
+    else:
+        seen = cost.classic.seen_at(batch)
+    return policy.rounds - seen if seen is not None and seen > 0 else None
+
+
 def _acceptance(known: Sequence[Acceptance], rounds: RoundTotals) -> list[dict[str, Any]]:
     """Return what is believed of each draft position, and what was counted there.
 
@@ -198,6 +209,7 @@ def _budget(policy: MeasuredPolicy, states: Sequence[RequestState]) -> dict[str,
         "debt_ms": _ms(ledger.debt_s),
         "capacity_ms": None if classic_s is None else _ms(ledger.capacity_steps * classic_s),
         "capacity_steps": ledger.capacity_steps,
+        "capacity_batch": len(states),
         "leak": ledger.rho,
         "net_ms": _ms(ledger.net_s),
         "forgiven_ms": _ms(ledger.forgiven_s),

@@ -138,8 +138,9 @@ function column(at, left, step, share, name) {
     width: Math.max(step - 2 * gap, 1), height });
 }
 
-// costs: as v1/speculation has them; chosen: the drafted tokens that are marked, null for none.
-function costChart(box, costs, chosen) {
+// costs: as v1/speculation has them; chosen: the drafted tokens that are marked, null for none; old:
+// steps after which a time is shown as one of the past.
+function costChart(box, costs, chosen, old) {
   const known = costs.filter((entry) => entry.round_ms !== null);
   if (!known.length) return empty(box, "No round was measured yet");
   const pick = costs.find((entry) => entry.drafted === chosen);
@@ -158,15 +159,23 @@ function costChart(box, costs, chosen) {
     const label = strong || (index % every === 0 && !near) ? String(entry.drafted) : "";
     const parts = [columnLabel(at, left, step, label, strong)];
     if (entry.round_ms !== null) {
-      parts.push(column(at, left, step, entry.round_ms / top, strong ? "bar-live" : "bar-soft"));
+      const isOld = entry.age_steps === null || entry.age_steps > old;
+      const name = strong ? "bar-live" : isOld ? "bar-old" : "bar-soft";
+      parts.push(column(at, left, step, entry.round_ms / top, name));
     }
     if (entry.classic_ms !== null && entry.classic_ms <= top) {
       const y = at.bottom - (entry.classic_ms / top) * at.inner.height;
       parts.push(node("line", { class: "worth", x1: left + 1, x2: left + step - 1, y1: y, y2: y }));
     }
-    return { parts, title: costTitle(entry) };
+    return { parts, title: `${costTitle(entry)} (${ageWords(entry)})` };
   });
   show(box, at.drawing);
+}
+
+function ageWords(entry) {
+  if (entry.round_ms === null) return "never run";
+  if (entry.age_steps === null) return "timed before the start";
+  return entry.age_steps === 0 ? "run in the last step" : `last run ${entry.age_steps} steps ago`;
 }
 
 function costTitle(entry) {

@@ -5,6 +5,7 @@ const EVERY_MS = 1000;
 const PATIENCE_MS = 40000; // the server itself waits 30 s for a long step
 const SPAN_S = 120;
 const WINDOW_S = 4; // live figures are of the last few seconds
+const OLD_STEPS = 512; // as many as the recent rounds: what has not run since is not of now
 const KEY = "slipstream-api-key";
 
 const CAUSES = {
@@ -113,7 +114,7 @@ function drawSpeed() {
 
 function drawCosts(said) {
   const chosen = chosenRows(said);
-  if (said.costs.length) costChart($("cost"), said.costs, chosen);
+  if (said.costs.length) costChart($("cost"), said.costs, chosen, OLD_STEPS);
   else empty($("cost"), "Nothing drafts here");
   const entry = said.costs.find((each) => each.drafted === chosen);
   const whose = said.batch > 1 ? `${said.batch} requests share a step. ` : "";
@@ -148,7 +149,10 @@ function drawBudget(said) {
   meter("debt-meter", share);
   const decode = said.totals.decode_s;
   const won = said.totals.decode_classic_s - decode;
-  if (!decode) text("won", "Nothing to compare with classic decoding yet.");
+  const many = budget && budget.capacity_batch > 1 ? `${budget.capacity_batch} requests` : "";
+  text("budget-title", many ? `Loss budget of ${many}` : "Loss budget");
+  if (share > 1) text("won", `More than ${many || "a request"} may owe: nothing drafts until it is paid.`);
+  else if (!decode) text("won", "Nothing to compare with classic decoding yet.");
   else {
     const what = won >= 0 ? `${short(won)} s won` : `${short(-won)} s lost`;
     text("won", `Since the start ${what} against classic decoding, ` +
