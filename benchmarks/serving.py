@@ -10,9 +10,11 @@ The server is a process of its own. Its clients are raw sockets in this one, rea
 they take from the same cores as little as a client can. `generate` runs in this process as well,
 in turns with the streams, and both count (tokens - 1) / (last token - first token); replies are
 compared. What is asked are the built-in workload's conversations with prompts of at most 130
-tokens, eight of a group, first one after the other and then at once. Nothing is cached from one to
-the next: prefix cache and profile are off. Prompts of 64 tokens are pieces of one text, all
-different.
+tokens, eight of a group, first one after the other and then at once; `generate` gets the same
+eight, one by one and together, so that what eight gain is seen with and without a server around
+the engine. Settings take turns within every group, since a shared machine changes its speed by the
+minute. Nothing is cached from one to the next: prefix cache and profile are off. Prompts of 64
+tokens are pieces of one text, all different.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ TTFT_ROUNDS = 6
 LONGEST_PROMPT = 130  # of the built-in conversations that take part
 SETTINGS = {"profile": "off", "prefix_cache": "off"}
 MODES = ("off", "auto")
+WAYS = ("generate_one", "one", "generate_eight", "eight")
 OVERHEAD_BAR, SCALING_BAR, TTFT_BAR_S = 0.15, 2.5, 1.5
 
 Ask = tuple[str, dict[str, Any]]  # path and body
@@ -139,44 +142,63 @@ def ask(address: tuple[str, int], asks: Sequence[Ask]) -> list[Client]:
     return clients
 
 
-def overhead(
-    address: tuple[str, int], engine: Any, conversations: Sequence[Any], mode: str
-) -> dict[str, float]:
-    """Return milliseconds a token of a stream and of `generate`, medians over conversations."""
-    params = SamplingParams(max_tokens=TOKENS, k="off" if mode == "off" else None)
-    served, alone = [], []
-    for messages in conversations:
-        (reply,) = engine.generate([messages], params)
-        (client,) = ask(address, [chat(messages, mode)])
-        if client.text != reply.text:
-            raise SystemExit(f"a stream differs from generate:\n{client.text!r}\n{reply.text!r}")
-        if client.num_tokens > TOKENS / 4:  # a short reply is mostly its last event
-            served.append((client.last_s - client.first_s) / (client.num_tokens - 1))
-            alone.append(reply.timing.decode_s / (client.num_tokens - 1))
-    ratios = [s / a for s, a in zip(served, alone, strict=True)]
-    return {
-        "generate_ms": 1e3 * statistics.median(alone),
-        "stream_ms": 1e3 * statistics.median(served),
-        "overhead": statistics.median(ratios) - 1,
-        "replies": len(ratios),
-    }
+@dataclass
+class Arm:
+    """What one speculation mode took, over all groups.
 
+    Attributes:
+        served, alone: seconds a token of a stream and of `generate`, one after the other.
+        tokens: of all replies, the same in the four ways to ask.
+        seconds: by way to ask.
+    """
 
-def throughput(
-    address: tuple[str, int], groups: Sequence[Sequence[Any]], mode: str
-) -> dict[str, float]:
-    """Return tokens a second of one client and of eight, prefill included."""
-    one_s = many_s = 0.0
-    num_tokens = 0
-    for group in groups:
+    mode: str
+    served: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WAYS, 0.0))
+
+    def add(self, address: tuple[str, int], engine: Any, group: Sequence[Any]) -> None:
+        """Ask for the conversations of a group, in every way."""
+        params = SamplingParams(max_tokens=TOKENS, k="off" if self.mode == "off" else None)
         for messages in group:
-            (client,) = ask(address, [chat(messages, mode)])
-            one_s += client.last_s - client.sent_s
-            num_tokens += client.num_tokens
-        clients = ask(address, [chat(messages, mode) for messages in group])
-        many_s += max(c.last_s for c in clients) - min(c.sent_s for c in clients)
-    one, many = num_tokens / one_s, num_tokens / many_s
-    return {"one_tokens_per_s": one, "eight_tokens_per_s": many, "scaling": many / one}
+            began = time.perf_counter()
+            (reply,) = engine.generate([messages], params)
+            self.seconds["generate_one"] += time.perf_counter() - began
+            (client,) = ask(address, [chat(messages, self.mode)])
+            self.seconds["one"] += client.last_s - client.sent_s
+            self.tokens += client.num_tokens
+            if client.text != reply.text:
+                raise SystemExit(
+                    f"a stream differs from generate:\n{client.text!r}\n{reply.text!r}"
+                )
+            if client.num_tokens > TOKENS / 4:  # a short reply is mostly its last event
+                self.served.append((client.last_s - client.first_s) / (client.num_tokens - 1))
+                self.alone.append(reply.timing.decode_s / (client.num_tokens - 1))
+        began = time.perf_counter()
+        engine.generate(list(group), params)
+        self.seconds["generate_eight"] += time.perf_counter() - began
+        clients = ask(address, [chat(messages, self.mode) for messages in group])
+        ends, starts = [c.last_s for c in clients], [c.sent_s for c in clients]
+        self.seconds["eight"] += max(ends) - min(starts)
+
+    def overhead(self) -> dict[str, float]:
+        """Return milliseconds a token, medians over conversations."""
+        ratios = [s / a for s, a in zip(self.served, self.alone, strict=True)]
+        return {
+            "generate_ms": 1e3 * statistics.median(self.alone),
+            "stream_ms": 1e3 * statistics.median(self.served),
+            "overhead": statistics.median(ratios) - 1,
+            "replies": len(ratios),
+        }
+
+    def throughput(self) -> dict[str, float]:
+        """Return tokens a second, prefill included, and what eight have over one."""
+        rates = {f"{way}_tokens_per_s": self.tokens / self.seconds[way] for way in WAYS}
+        return rates | {
+            "scaling": self.seconds["one"] / self.seconds["eight"],
+            "generate_scaling": self.seconds["generate_one"] / self.seconds["generate_eight"],
+        }
 
 
 def first_tokens(address: tuple[str, int], prompts: Sequence[str]) -> dict[str, float]:
@@ -228,14 +250,17 @@ def main() -> int:
     path = find_model(options.model)
     engine = load(str(path), **SETTINGS)
     groups = grouped(engine, options.groups)
-    everything = [messages for group in groups for messages in group]
-    result: dict[str, Any] = {"schema": 1, "overhead": {}, "throughput": {}}
+    result: dict[str, Any] = {"schema": 2, "overhead": {}, "throughput": {}}
     with server(options.model) as address:
         ask(address, [chat(groups[0][0], "auto")])  # what is done once
         engine.generate([groups[0][0]], SamplingParams(max_tokens=TOKENS))
-        for mode in MODES:
-            result["overhead"][mode] = overhead(address, engine, everything, mode)
-            result["throughput"][mode] = throughput(address, groups, mode)
+        arms = [Arm(mode) for mode in MODES]
+        for number, group in enumerate(groups):
+            for arm in arms if number % 2 == 0 else arms[::-1]:
+                arm.add(address, engine, group)
+        for arm in arms:
+            result["overhead"][arm.mode] = arm.overhead()
+            result["throughput"][arm.mode] = arm.throughput()
         prompts = pieces(engine, TTFT_ROUNDS * CLIENTS)
         result["first_token"] = first_tokens(address, prompts)
     print(
@@ -243,13 +268,14 @@ def main() -> int:
         f"{CLIENTS} clients >= {SCALING_BAR} x one, first token p95 <= {TTFT_BAR_S} s\n"
     )
     print(f"{'speculation':>11} {'generate ms':>12} {'stream ms':>10} {'overhead':>9}", end="")
-    print(f" {'one tok/s':>10} {'eight tok/s':>12} {'scaling':>8}")
+    print(f" {'one tok/s':>10} {'eight tok/s':>12} {'scaling':>8} {'generate':>9}")
     for mode in MODES:
         cost, rate = result["overhead"][mode], result["throughput"][mode]
         print(
             f"{mode:>11} {cost['generate_ms']:>12.3f} {cost['stream_ms']:>10.3f} "
             f"{cost['overhead']:>9.1%} {rate['one_tokens_per_s']:>10.0f} "
-            f"{rate['eight_tokens_per_s']:>12.0f} {rate['scaling']:>8.2f}"
+            f"{rate['eight_tokens_per_s']:>12.0f} {rate['scaling']:>8.2f} "
+            f"{rate['generate_scaling']:>9.2f}"
         )
     first = result["first_token"]
     spread = f"p50 {first['p50_s']:.3f} s, p95 {first['p95_s']:.3f} s"

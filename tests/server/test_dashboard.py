@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import shutil
 import socket
@@ -495,6 +496,31 @@ def test_nothing_runs_out_of_the_page(page: Page, site: Site, width: int) -> Non
       return box.width && (box.right > card.right + 1 || box.left < card.left - 1);
     }).map((each) => each.outerHTML.slice(0, 120))"""
     assert page.evaluate(outside) == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+@pytest.mark.parametrize("state", [busy, crowd])
+def test_labels_of_an_axis_keep_their_distance(
+    page: Page, site: Site, width: int, state: Any
+) -> None:
+    page.set_viewport_size(ViewportSize(width=width, height=800))
+    site.said = state()
+    page.goto(site.url)
+    expect(page.locator("#link")).to_have_text("Live")
+    for chart in ("cost", "recent", "acceptance"):
+        spans = page.evaluate(
+            """(chart) => [...document.querySelectorAll(`#${chart} text[text-anchor=middle]`)]
+              .filter((label) => label.textContent).map((label) => {
+                const box = label.getBoundingClientRect();
+                return [Math.round(box.top), box.left, box.right];
+              })""",
+            chart,
+        )
+        lowest = max(top for top, _, _ in spans)
+        axis = sorted((left, right) for top, left, right in spans if top == lowest)
+        assert len(axis) >= 5
+        for (_, end), (start, _) in itertools.pairwise(axis):
+            assert start - end >= 4, (chart, axis)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

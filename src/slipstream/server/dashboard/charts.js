@@ -126,6 +126,11 @@ function columns(at, count, draw) {
   }
 }
 
+// Every how many columns have a label, so that labels keep their distance on a telephone.
+function labelStride(at, count) {
+  return Math.ceil(21 / (at.inner.width / count));
+}
+
 function columnLabel(at, left, step, text, strong = false) {
   return node("text", { x: left + step / 2, y: at.bottom + 15, "text-anchor": "middle",
     ...(strong ? { class: "strong" } : {}) }, text);
@@ -150,7 +155,7 @@ function costChart(box, costs, chosen, old) {
     ? `Milliseconds of a round by drafted tokens; ${chosen} is chosen: ${costTitle(pick)}`
     : "Milliseconds of a round by drafted tokens.");
   grid(at, top, plain);
-  const every = Math.ceil(17 / (at.inner.width / costs.length)); // 17 px for a label
+  const every = labelStride(at, costs.length);
   const place = costs.indexOf(pick);
   columns(at, costs.length, (index, left, step) => {
     const entry = costs[index];
@@ -199,9 +204,10 @@ function recentChart(box, histogram, ceiling, total) {
   at.drawing.append(node("line", {
     class: "grid", x1: at.inner.left, x2: at.right, y1: at.bottom, y2: at.bottom }));
   const most = Math.max(...shown, 1);
+  const every = labelStride(at, shown.length);
   columns(at, shown.length, (k, left, step) => {
     const share = total ? shown[k] / total : 0;
-    const parts = [columnLabel(at, left, step, String(k))];
+    const parts = [columnLabel(at, left, step, k % every === 0 ? String(k) : "")];
     if (shown[k]) {
       parts.push(column(at, left, step, shown[k] / most, "bar-soft"));
       const y = at.bottom - (shown[k] / most) * at.inner.height - 4;
@@ -223,9 +229,10 @@ function acceptanceChart(box, positions) {
     (first.drafted ? `, and was in ${percent(counted[0])} so far.` : "."));
   grid(at, 1, percent);
   const points = [];
+  const every = labelStride(at, positions.length);
   columns(at, positions.length, (index, left, step) => {
     const each = positions[index];
-    const parts = [columnLabel(at, left, step, String(each.position))];
+    const parts = [columnLabel(at, left, step, index % every === 0 ? String(each.position) : "")];
     if (counted[index] !== null) parts.push(column(at, left, step, counted[index], "bar-soft"));
     if (each.survival !== null) {
       points.push([left + step / 2, at.bottom - each.survival * at.inner.height]);
