@@ -53,9 +53,7 @@ def main() -> int:
     """Time every shape, print the table, and return 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument(
-        "--layers", default="shipped,2,3", help="numbers of layers, shipped, or folders"
-    )
+    parser.add_argument("--layers", default="shipped,2,3", help="shipped, layers, folders")
     parser.add_argument("--k", default="1,2,4,8", help="numbers of drafted tokens")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=0)

@@ -226,12 +226,19 @@ def folder_name(role: str, layer_names: Mapping[str, str]) -> str:
     return f"model.layers.{index}.{layer_names[tail]}"
 
 
-def write_family_gguf(path: Path, name: str, weights: Mapping[str, F32]) -> Path:
-    """Write a GGUF file as llama.cpp's converter would, with float32 tensors."""
+def write_family_gguf(
+    path: Path, name: str, weights: Mapping[str, F32], changes: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a GGUF file as llama.cpp's converter would, with float32 tensors.
+
+    Args:
+        changes: keys of the architecture that are otherwise; None leaves one out.
+    """
     arch = family_arch(name)
     keys, extra = _gguf_keys(CONFIGS[name], arch)
     metadata = {"general.architecture": arch.family, **toy_tokenizer()}
-    metadata |= {f"{arch.family}.{key}": value for key, value in keys.items()}
+    keys |= changes or {}
+    metadata |= {f"{arch.family}.{key}": v for key, v in keys.items() if v is not None}
     tops = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", OUTPUT: "output.weight"}
     entries = []
     for role, values in {**weights, **extra}.items():

@@ -25,6 +25,7 @@ from slipstream.models.weights import DenseTensor, Tensor
 EMBEDDING, NORM, OUTPUT = "embedding", "norm", "output"
 # Reads one tensor by name, to be let go before the next but one is read. Raises LoadError where it
 # cannot be read or the file changed since it was opened.
+# A reader from a memory map also has `forget`, which gives back the pages of what it handed out.
 TensorReader = Callable[[str], Tensor]
 _NORMS = ("norm", "attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm", "q_norm", "k_norm")
 
@@ -68,7 +69,12 @@ class Checkpoint:
                 if self.norm_shift and role.rpartition(".")[2] in _NORMS:
                     values = tensor.dequantize() + np.float32(self.norm_shift)
                     return DenseTensor(values=values, dtype="f32")
-                return quantized(tensor, self.quantize, is_table=role in (EMBEDDING, OUTPUT))
+                return quantized(
+                    tensor,
+                    self.quantize,
+                    is_table=role in (EMBEDDING, OUTPUT),
+                    forget=getattr(read, "forget", None),
+                )
 
             yield by_role
 

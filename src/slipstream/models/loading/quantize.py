@@ -11,6 +11,7 @@ and output stay at 8 bits under "q4": they decide near ties between tokens.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,26 +22,32 @@ from slipstream.models.weights import F32, DenseTensor, QuantizedTensor, Tensor
 GROUP = 32
 _REFITS = 2
 _THREADS = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 16)
+_BATCH = 128  # chunks after which what was read is given back: 16 MiB of 16-bit floats
 _CHUNK = 1 << 16  # elements at a time: a dozen temporaries of 256 KiB stay in the cache
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.float16]
 
 
-def quantized(tensor: Tensor, kind: str, *, is_table: bool) -> Tensor:
+def quantized(
+    tensor: Tensor, kind: str, *, is_table: bool, forget: Callable[[], None] | None = None
+) -> Tensor:
     """Return a matrix rounded to `kind`; vectors and what is quantized already stay as they are.
 
     Args:
         kind: "none", "q4" or "q8".
         is_table: whether it is an embedding or output.
+        forget: gives back the memory of what was read so far.
     """
     if kind == "none" or not isinstance(tensor, DenseTensor) or len(tensor.shape) != 2:
         return tensor
     if tensor.shape[1] % GROUP:
         return tensor  # a row must hold whole groups
-    return quantize(tensor, 8 if kind == "q8" or is_table else 4)
+    return quantize(tensor, 8 if kind == "q8" or is_table else 4, forget)
 
 
-def quantize(tensor: DenseTensor, bits: int) -> QuantizedTensor:
+def quantize(
+    tensor: DenseTensor, bits: int, forget: Callable[[], None] | None = None
+) -> QuantizedTensor:
     """Round a dense matrix of shape (N, K), K a multiple of 32, to 4 or 8 bits."""
     n, k = tensor.shape
     codes = np.empty((n, k), np.uint8)
@@ -59,7 +66,10 @@ def quantize(tensor: DenseTensor, bits: int) -> QuantizedTensor:
         codes[part] = found.reshape(len(chunk), k)
 
     with ThreadPoolExecutor(_THREADS) as pool:  # numpy lets go of the lock while it computes
-        list(pool.map(fill, range(0, n, rows)))
+        for start in range(0, n, rows * _BATCH):
+            list(pool.map(fill, range(start, min(start + rows * _BATCH, n), rows)))
+            if forget is not None:
+                forget()
     return QuantizedTensor(
         bits=bits, codes=codes, zero=0 if bits == 4 else 128, scale=scale, bias=bias
     )

@@ -100,14 +100,22 @@ class Maps:
         values = np.frombuffer(self._maps[entry.path], dtype, count, entry.offset)
         return values.reshape(entry.shape)
 
+    def forget(self) -> None:
+        """Give the pages of what is held back; what is read again is mapped again."""
+        for entry in self._held:
+            self._release(entry)
+
     def _hold(self, entry: Entry) -> None:
         self._held.append(entry)
-        if len(self._held) <= _HELD or not hasattr(mmap, "MADV_DONTNEED"):
+        if len(self._held) > _HELD:
+            self._release(self._held.popleft())
+
+    def _release(self, entry: Entry) -> None:
+        if not hasattr(mmap, "MADV_DONTNEED"):
             return
-        old = self._held.popleft()
-        first = old.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        length = old.offset + old.num_bytes - first
-        self._maps[old.path].madvise(mmap.MADV_DONTNEED, first, length)
+        first = entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        length = entry.offset + entry.num_bytes - first
+        self._maps[entry.path].madvise(mmap.MADV_DONTNEED, first, length)
 
 
 class DenseSource:
@@ -123,18 +131,25 @@ class DenseSource:
     def open(self) -> Iterator[TensorReader]:
         """Map the files."""
         with self._files.open() as maps:
+            yield _DenseReader(self._files.entries, maps)
 
-            def read(name: str) -> DenseTensor:
-                dtype = self._files.entries[name].dtype
-                if dtype not in _DTYPES:
-                    raise LoadError(
-                        f"tensor {name} must be {', '.join(_DTYPES)}, got {dtype}",
-                        hint="quantized folders are read in MLX's format alone",
-                    )
-                ours, stored = _DTYPES[dtype]
-                return DenseTensor(values=maps.raw(name, stored), dtype=ours)
 
-            yield read
+class _DenseReader:
+    """A `TensorReader` that can also let go of what it has handed out."""
+
+    def __init__(self, entries: Mapping[str, Entry], maps: Maps) -> None:
+        self._entries, self._maps = entries, maps
+        self.forget = maps.forget
+
+    def __call__(self, name: str) -> DenseTensor:
+        dtype = self._entries[name].dtype
+        if dtype not in _DTYPES:
+            raise LoadError(
+                f"tensor {name} must be {', '.join(_DTYPES)}, got {dtype}",
+                hint="quantized folders are read in MLX's format alone",
+            )
+        ours, stored = _DTYPES[dtype]
+        return DenseTensor(values=self._maps.raw(name, stored), dtype=ours)
 
 
 def read_files(folder: Path) -> SafetensorsFiles:

@@ -31,6 +31,7 @@ from slipstream.models.weights import (
 )
 
 _F16_EXPONENT, _BF16_EXPONENT = 0x7C00, 0x7F80  # all ones: an infinity or a NaN
+_PART = 1 << 20  # numbers that are checked at a time
 
 
 def load_decoder(checkpoint: Checkpoint, backend: Backend) -> DecoderWeights:
@@ -124,5 +125,7 @@ def _is_bounded(numbers: GroupNumbers, factor: int) -> bool:
 
 def _reaches(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], exponent: int) -> bool:
     """Return whether any 16-bit float has all exponent bits set (numpy computes f16 slowly)."""
-    mask = np.uint16(exponent)
-    return bool(((values.view(np.uint16) & mask) == mask).any())
+    mask, words = np.uint16(exponent), values.view(np.uint16).reshape(-1)
+    # A part at a time: the temporaries of a whole embedding would be the peak of loading.
+    parts = (words[at : at + _PART] for at in range(0, len(words), _PART))
+    return any(bool(((part & mask) == mask).any()) for part in parts)
