@@ -48,10 +48,9 @@ class SlipstreamSide:
         self.vocab_size = arch.vocab_size
         self.pages = np.arange(NUM_PAGES, dtype=np.int32)[None]
         self.filled: list[int] = []
-        values_a_position = arch.kv_width
         return {
             "weight_bytes": target.backend.weight_bytes(),
-            "kv_bytes_a_position": 2 * values_a_position,  # pages hold 16-bit K and V
+            "kv_bytes_a_position": 2 * arch.kv_width,  # pages hold 16-bit K and V
             "backend": target.backend.name,
             "reason": target.backend.reason,
         }

@@ -145,6 +145,10 @@ SHAPES = {
     "8 bits": (tiny_arch(), {"bits": 8}),
     "dense": (tiny_arch(), {"bits": None}),
     "gates that are no whole groups": (tiny_arch(), {"bits": None, "ffn_size": 80}),
+    "sizes that no vector divides": (
+        tiny_arch(),
+        {"bits": None, "hidden_size": 41, "ffn_size": 73, "draft_vocab_size": 37},
+    ),
     "halves": (tiny_arch(rope_interleaved=False), {"feature_layers": (2, 1, 2)}),
     "one feature, one layer": (tiny_arch(), {"feature_layers": (1,), "kv_layers": (1,)}),
 }

@@ -10,11 +10,12 @@ import numpy as np
 from slipstream.errors import CapacityError, ConfigError, LoadError
 from slipstream.kernels.cpu import _native
 from slipstream.kernels.cpu.draft import CpuDraft, DraftRecorder
+from slipstream.kernels.cpu.packing import add_part
 from slipstream.kernels.cpu.pages import CpuKVCache
 from slipstream.kernels.cpu.recorder import CpuStep, Recorder
 from slipstream.kernels.ops import F32, DraftOps, Ops, Step, Value
 from slipstream.models.arch import Arch
-from slipstream.models.weights import QuantizedTensor, Tensor, float16_numbers
+from slipstream.models.weights import Tensor
 
 ISA_PATHS = ("avx512", "portable")
 
@@ -72,13 +73,7 @@ class CpuBackend:
             raise LoadError(f"fused matrices must have one width, got {sorted(columns)}")
         weight = _native.Weight(self._arena)
         for part in parts:
-            if isinstance(part, QuantizedTensor):
-                _add_quantized(weight, part)
-            else:
-                values = np.ascontiguousarray(part.values)
-                if part.dtype == "f16":
-                    values = values.view(np.uint16)
-                weight.add_dense(part.dtype, values)
+            add_part(weight, part)
         return weight
 
     def vector(self, tensor: Tensor) -> F32:
@@ -111,24 +106,3 @@ class CpuBackend:
     def weight_bytes(self) -> int:
         """Return the bytes of packed weights."""
         return int(self._arena.used)
-
-
-def _add_quantized(weight: _native.Weight, part: QuantizedTensor) -> None:
-    supported = {(4, 0, True), (4, 8, False), (8, 128, False)}
-    kind = (part.bits, part.zero, part.bias is not None)
-    if kind not in supported or part.group != _native.GROUP:
-        raise LoadError(
-            f"the cpu back end takes groups of {_native.GROUP} with (bits, zero, bias) in "
-            f"{sorted(supported)}, got groups of {part.group} with {kind}"
-        )
-    scale = float16_numbers(part.scale)
-    bias = None if part.bias is None else float16_numbers(part.bias)
-    if scale is None or (part.bias is not None and bias is None):
-        raise LoadError("the cpu back end takes float16 scales and biases alone")
-    weight.add_quantized(
-        part.bits,
-        part.zero,
-        np.ascontiguousarray(part.codes),
-        np.ascontiguousarray(scale).view(np.uint16),
-        None if bias is None else np.ascontiguousarray(bias).view(np.uint16),
-    )

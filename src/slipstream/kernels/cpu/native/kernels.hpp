@@ -5,42 +5,12 @@
 // depend on how ranges are cut.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "matrix.hpp"
 
-constexpr int LANES = 16;       // output rows of a weight tile, positions of a KV page
-constexpr int GROUP = 32;       // columns that share one activation scale
 constexpr int MAX_SHARE = 16;   // rows that can share one read of quantized weights
 constexpr int SPLIT_PAGES = 4;  // KV pages of one attention split, at absolute positions
 constexpr int SPLIT = SPLIT_PAGES * LANES;
 constexpr int MAX_HEAD_DIM = 512;
-
-enum class Format : int { q4 = 0, q8 = 1, f32 = 2, f16 = 3, bf16 = 4 };
-
-// One packed matrix of N rows and K columns, as tiles of 16 rows in order of use.
-//
-// Quantized: per tile and group of 32 columns the codes (q4: 256 bytes, byte b of 64-byte line i
-// holds columns 4 i + b % 4 (low nibble) and 16 + 4 i + b % 4 (high) of row b / 4; q8: 512 bytes),
-// sixteen fp16 scales and, if has_bias, sixteen fp16 biases. Dense: per tile K runs of 16 values.
-struct Matrix {
-  Format format;
-  bool has_bias;
-  int zero_shift;  // the zero point is 1 << zero_shift, or 0 if negative
-  int n, k;
-  const uint8_t* data;
-
-  int tiles() const { return (n + LANES - 1) / LANES; }
-  bool quantized() const { return format == Format::q4 || format == Format::q8; }
-  size_t block_bytes() const {  // one tile, one group (quantized) or one column (dense)
-    switch (format) {
-      case Format::q4: return has_bias ? 320 : 288;
-      case Format::q8: return 544;
-      case Format::f32: return 64;
-      default: return 32;
-    }
-  }
-  size_t tile_bytes() const { return block_bytes() * size_t(quantized() ? k / GROUP : k); }
-};
 
 // One row's 32 activations of one group, rounded to int8: x = scale * q.
 struct Act {
@@ -49,8 +19,9 @@ struct Act {
   float scaled_sum;     // scale * sum(q), what a weight's bias multiplies
   int32_t minus_8sum;   // -8 * sum(q): an integer accumulator's start for zero point 8
   int32_t minus_128sum;
+  int32_t minus_32half[2];  // -32 times the sum of either half, for groups of 16
 };
-static_assert(sizeof(Act) == 48, "activation blocks are packed");
+static_assert(sizeof(Act) == 56, "activation blocks are packed");
 
 // Where a product goes: out = sum (+ bias) (+ residual), rows `ldo` and `ldr` floats apart.
 struct Output {
@@ -134,6 +105,10 @@ struct Fetch {
   }
 };
 
+using Matmul = void(const Matrix&, const Act* acts, int rows, int share, int tile0, int tile1,
+                    const Output&, Fetch&);
+using MatmulCached = void(const Matrix&, const Act* acts, int tile0, int tile1, const Output&);
+
 struct Kernels {
   // Round one row's int8 groups [group0, group1); x is the row's column 0. Rows lie in blocks of
   // `share`: acts[block * share * groups + group * rows_in_block + row % share].
@@ -141,10 +116,9 @@ struct Kernels {
                    Act* acts);
   // out[r][n] = sum_k w[n][k] x[r][k] for tiles [tile0, tile1); `share` rows use one read of a
   // weight. The fetch goes on from call to call.
-  void (*matmul_quantized)(const Matrix&, const Act* acts, int rows, int share, int tile0, int tile1,
-                           const Output&, Fetch& fetch);
+  Matmul* matmul_quantized;
   // The same for one row whose weights caches hold.
-  void (*matmul_cached)(const Matrix&, const Act* acts, int tile0, int tile1, const Output&);
+  MatmulCached* matmul_cached;
   void (*matmul_dense)(const Matrix&, const float* x, int ldx, int rows, int share, int tile0,
                        int tile1, const Output&);
   // out[k] = scale * row `id` of the matrix.
@@ -183,3 +157,11 @@ struct Kernels {
 const Kernels* portable_kernels();
 const Kernels* avx512_kernels();  // defined where SLIPSTREAM_AVX512 is; ask avx512_supported first
 bool avx512_supported();          // false where this build or this processor lacks the path
+
+// Products of quantized matrices, in translation units of their own: by kind, for either path.
+Matmul portable_matmul, avx512_matmul;
+MatmulCached portable_matmul_cached, avx512_matmul_cached;
+Matmul* portable_two_level(const Matrix&);
+Matmul* avx512_two_level(const Matrix&);
+Matmul* portable_other(const Matrix&);
+Matmul* avx512_other(const Matrix&);

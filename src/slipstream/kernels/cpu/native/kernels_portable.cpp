@@ -1,4 +1,7 @@
 // The path that compiles and runs anywhere.
 #include "attention.inl"
 
-const Kernels* portable_kernels() { return &table; }
+const Kernels* portable_kernels() {
+  static const Kernels table = kernel_table(portable_matmul, portable_matmul_cached);
+  return &table;
+}

@@ -1,38 +1,85 @@
-// The small ops between matrix products: embedding, norms, activations, soft-cap, rotary embedding.
+// The small ops between matrix products: rounding, embedding, norms, activations, soft-cap, rotary embedding.
 #pragma once
 
 #include <cmath>
 
-#include "linear.inl"
+#include "dense.inl"
 
 namespace {
+
+// Round one row's groups [group0, group1) to int8; `x` is the row's column 0.
+void quantize(const float* x, int row, int rows, int share, int groups, int group0, int group1,
+              Act* acts) {
+  const int block = row / share, stride = rows_in_block(rows, block, share);
+  Act* out = acts + size_t(block) * share * groups + row % share;
+  for (int g = group0; g < group1; ++g) {
+    const S::F a = S::load(x + g * GROUP), b = S::load(x + g * GROUP + LANES);
+    const float amax = S::largest(S::max(S::abs(a), S::abs(b)));
+    const float inverse = amax > 0 ? 127.0f / amax : 0.0f;
+    const S::F qa = S::rint(S::mul(a, S::set1(inverse)));
+    const S::F qb = S::rint(S::mul(b, S::set1(inverse)));
+    float first, second;
+    S::sums(qa, qb, first, second);  // whole numbers: exact, as is their sum
+    const float sum = first + second;
+    Act& act = out[size_t(g) * stride];
+    S::store_int8(act.q, qa);
+    S::store_int8(act.q + LANES, qb);
+    act.scale = amax / 127.0f;
+    act.scaled_sum = act.scale * sum;
+    act.minus_8sum = -8 * int32_t(sum);
+    act.minus_128sum = -128 * int32_t(sum);
+    act.minus_32half[0] = -32 * int32_t(first);
+    act.minus_32half[1] = -32 * int32_t(second);
+  }
+}
+
+inline float bfloat_to_float(uint16_t half) {
+  const uint32_t bits = uint32_t(half) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+// One of sixteen numbers that lie side by side.
+inline float one_number(Numbers numbers, const uint8_t* p, int lane) {
+  if (numbers == Numbers::f32) return reinterpret_cast<const float*>(p)[lane];
+  const uint16_t half = reinterpret_cast<const uint16_t*>(p)[lane];
+  return numbers == Numbers::bf16 ? bfloat_to_float(half) : half_to_float(half);
+}
+
+// The scale (which 0) or bias (1) of a unit's group in one lane.
+inline float group_number(const Matrix& m, const uint8_t* unit, int which, int group, int lane) {
+  const uint8_t* const numbers = unit + m.codes_bytes();
+  const int groups = m.unit_groups(), width = m.numbers == Numbers::f32 ? 64 : 32;
+  if (m.numbers != Numbers::two_level)
+    return one_number(m.numbers, numbers + (which * groups + group) * width, lane);
+  const uint8_t* const small = numbers + (m.has_bias ? 2 : 1) * width;
+  return one_number(Numbers::f16, numbers + which * width, lane) *
+         float(int8_t(small[(which * groups + group) * LANES + lane]));
+}
 
 // One row of a packed matrix as float32, dequantised exactly as the canonical form defines it.
 void embed_row(const Matrix& m, int32_t id, float* out) {
   const int tile = id / LANES, lane = id % LANES;
   const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
   if (!m.quantized()) {
-    for (int c = 0; c < m.k; ++c, p += m.block_bytes()) {
-      float column[LANES];
-      S::store(column, m.format == Format::f32   ? load_column<Format::f32>(p)
-                       : m.format == Format::f16 ? load_column<Format::f16>(p)
-                                                 : load_column<Format::bf16>(p));
-      out[c] = column[lane];
-    }
+    const Numbers numbers = m.kind == Matrix::Kind::f32   ? Numbers::f32
+                            : m.kind == Matrix::Kind::f16 ? Numbers::f16
+                                                          : Numbers::bf16;
+    const int step = m.kind == Matrix::Kind::f32 ? 64 : 32;
+    for (int c = 0; c < m.k; ++c, p += step) out[c] = one_number(numbers, p, lane);
     return;
   }
-  const bool q4 = m.format == Format::q4;
-  const int codes = q4 ? 256 : 512, zero = m.zero_shift < 0 ? 0 : 1 << m.zero_shift;
-  for (int c = 0; c < m.k; c += GROUP, p += m.block_bytes()) {
-    const uint16_t* scales = reinterpret_cast<const uint16_t*>(p + codes);
-    const float scale = half_to_float(scales[lane]);
-    const float bias = m.has_bias ? half_to_float(scales[LANES + lane]) : 0.0f;
-    for (int i = 0; i < GROUP; ++i) {
-      const int line = q4 ? i % 16 / 4 : i / 4;
-      const uint8_t byte = p[64 * line + 4 * lane + i % 4];
-      const int code = !q4 ? byte : i < 16 ? byte & 15 : byte >> 4;
-      const float product = scale * float(code - zero);  // exact: at most 11 + 8 bits
-      out[c + i] = m.has_bias ? product + bias : product;
+  const int columns = m.unit_columns(), run = m.group < GROUP ? m.group : GROUP;
+  for (int c = 0; c < m.k; c += columns, p += m.unit_bytes()) {
+    for (int i = 0; i < columns; i += run) {
+      const uint8_t* const block = p + i / GROUP * Matrix::code_bytes(m.bits);
+      const float scale = group_number(m, p, 0, i / m.group, lane);
+      const float bias = m.has_bias ? group_number(m, p, 1, i / m.group, lane) : 0.0f;
+      for (int j = i; j < i + run; ++j) {
+        const float product = scale * float(get_code(block, m.bits, lane, j % GROUP) - m.zero);
+        out[c + j] = m.has_bias ? product + bias : product;
+      }
     }
   }
 }

@@ -27,11 +27,29 @@ const Kernels* kernels_for(const std::string& isa) {
   throw std::invalid_argument("isa " + isa + " is not available");
 }
 
-Format format_of(const std::string& dtype) {
-  if (dtype == "f32") return Format::f32;
-  if (dtype == "f16") return Format::f16;
-  if (dtype == "bf16") return Format::bf16;
+Matrix::Kind kind_of(const std::string& dtype) {
+  if (dtype == "f32") return Matrix::Kind::f32;
+  if (dtype == "f16") return Matrix::Kind::f16;
+  if (dtype == "bf16") return Matrix::Kind::bf16;
   throw std::invalid_argument("dtype must be f32, f16 or bf16, got " + dtype);
+}
+
+Numbers numbers_of(const std::string& kind) {
+  if (kind == "f32") return Numbers::f32;
+  if (kind == "f16") return Numbers::f16;
+  if (kind == "bf16") return Numbers::bf16;
+  if (kind == "two_level") return Numbers::two_level;
+  throw std::invalid_argument("numbers must be f32, f16, bf16 or two_level, got " + kind);
+}
+
+// (values, small or None), arrays of shape (N, anything); None for nothing.
+GroupNumbers group_numbers(nb::object pair) {
+  if (pair.is_none()) return {};
+  const auto both = nb::cast<nb::tuple>(pair);
+  GroupNumbers numbers;
+  numbers.values = nb::cast<nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>>(both[0]).data();
+  if (!both[1].is_none()) numbers.small = nb::cast<Array<const uint8_t, 2>>(both[1]).data();
+  return numbers;
 }
 
 // Null for None.
@@ -88,6 +106,7 @@ nb::object read_page(const KV& kv, int layer, int page, bool values) {
 
 NB_MODULE(_native, m) {
   m.attr("GROUP") = GROUP;
+  m.attr("SUPER") = SUPER;
   m.attr("MAX_SHARE") = MAX_SHARE;
   m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
   m.def("avx512_supported", &avx512_supported);
@@ -105,18 +124,21 @@ NB_MODULE(_native, m) {
       .def_ro("n", &Weight::n)
       .def_ro("k", &Weight::k)
       .def("add_quantized",
-           [](Weight& self, int bits, int zero, Array<const uint8_t, 2> codes,
-              Array<const uint16_t, 2> scale, nb::object bias) {
-             const uint16_t* biases = nullptr;
-             if (!bias.is_none()) biases = nb::cast<Array<const uint16_t, 2>>(bias).data();
-             self.add_quantized(bits, zero, int(codes.shape(0)), int(codes.shape(1)), codes.data(),
-                                scale.data(), biases);
-           }, "bits"_a, "zero"_a, "codes"_a, "scale"_a, "bias"_a.none())
+           [](Weight& self, int bits, int zero, int group, Array<const uint8_t, 2> codes,
+              const std::string& numbers, nb::object scale, nb::object bias) {
+             Matrix m{Matrix::Kind::quantized, int(codes.shape(0)), int(codes.shape(1))};
+             m.bits = bits;
+             m.zero = zero;
+             m.group = group;
+             m.has_bias = !bias.is_none();
+             m.numbers = numbers_of(numbers);
+             self.add_quantized(m, codes.data(), group_numbers(scale), group_numbers(bias));
+           }, "bits"_a, "zero"_a, "group"_a, "codes"_a, "numbers"_a, "scale"_a, "bias"_a.none())
       .def("add_dense", [](Weight& self, const std::string& dtype, Array<const uint16_t, 2> v) {
-        self.add_dense(format_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
+        self.add_dense(kind_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
       })
       .def("add_dense", [](Weight& self, const std::string& dtype, Array<const float, 2> v) {
-        self.add_dense(format_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
+        self.add_dense(kind_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
       });
 
   nb::class_<KVLayer>(m, "KVLayer")

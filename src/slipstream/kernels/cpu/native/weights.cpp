@@ -30,43 +30,72 @@ void Weight::add(Matrix matrix, uint8_t* data) {
   parts.push_back(matrix);
 }
 
-void Weight::add_quantized(int bits, int zero, int rows, int columns, const uint8_t* codes,
-                           const uint16_t* scale, const uint16_t* bias) {
-  int shift = -1;
-  while (zero >> (shift + 1)) ++shift;
-  Matrix m{bits == 4 ? Format::q4 : Format::q8, bias != nullptr, shift, rows, columns, nullptr};
+namespace {
+
+// The codes of one row of one block, sixteen rows side by side.
+void pack_codes(const uint8_t* codes, int bits, int lane, uint8_t* block) {
+  uint32_t vector[8], upper[2] = {};
+  std::memcpy(vector, codes, GROUP);
+  const auto put = [&](int line, uint32_t word) {
+    std::memcpy(block + 64 * line + 4 * lane, &word, 4);
+  };
+  for (int v = 0; v < 8 && bits == 8; ++v) put(v, vector[v]);
+  if (bits == 8) return;
+  for (int v = 0; v < 8; ++v) {
+    if (v < 4) put(v, (vector[v] & 0x0f0f0f0fu) | (vector[v + 4] & 0x0f0f0f0fu) << 4);
+    if (bits == 5) upper[0] |= (vector[v] >> 4 & 0x01010101u) << v;
+    if (bits == 6) upper[v / 4] |= (vector[v] >> 4 & 0x03030303u) << 2 * (v % 4);
+  }
+  for (int line = 4; line < bits; ++line) put(line, upper[line - 4]);
+}
+
+// The numbers of one row of one unit; `from` the row's own. A first level or a single one, then bytes.
+void pack_numbers(const Matrix& m, const GroupNumbers& from, int row, int unit, int lane, int which,
+                  uint8_t* at) {
+  const size_t width = m.numbers == Numbers::f32 ? 4 : 2, groups = size_t(m.unit_groups());
+  const size_t units = size_t(m.k / m.unit_columns()), first = size_t(row) * units + size_t(unit);
+  const uint8_t* const values = static_cast<const uint8_t*>(from.values);
+  const size_t levels = m.numbers == Numbers::two_level ? 1 : groups;
+  for (size_t g = 0; g < levels; ++g)
+    std::memcpy(at + (size_t(which) * levels + g) * LANES * width + size_t(lane) * width,
+                values + (first * levels + g) * width, width);
+  if (m.numbers != Numbers::two_level) return;
+  at += (m.has_bias ? 2 : 1) * LANES * width + size_t(which) * groups * LANES;
+  for (size_t g = 0; g < groups; ++g) at[g * LANES + size_t(lane)] = from.small[first * groups + g];
+}
+
+}  // namespace
+
+void Weight::add_quantized(Matrix m, const uint8_t* codes, const GroupNumbers& scale,
+                           const GroupNumbers& bias) {
   uint8_t* const data = arena->take(m.tile_bytes() * size_t(m.tiles()));
-  const int groups = columns / GROUP, code_bytes = bits == 4 ? 256 : 512;
+  const int columns = m.unit_columns(), units = m.k / columns;
   uint8_t* p = data;
   for (int tile = 0; tile < m.tiles(); ++tile) {
-    for (int g = 0; g < groups; ++g, p += m.block_bytes()) {
-      uint16_t* scales = reinterpret_cast<uint16_t*>(p + code_bytes);
+    for (int unit = 0; unit < units; ++unit, p += m.unit_bytes()) {
       for (int lane = 0; lane < LANES; ++lane) {
         const int row = tile * LANES + lane;
-        if (row >= rows) continue;  // fresh memory is zero: scale 0 gives 0
-        const uint8_t* from = codes + size_t(row) * columns + size_t(g) * GROUP;
-        for (int i = 0; i < code_bytes / 64; ++i)
-          for (int j = 0; j < 4; ++j) {
-            const uint8_t low = from[4 * i + j];
-            p[64 * i + 4 * lane + j] = bits == 4 ? uint8_t(low | from[16 + 4 * i + j] << 4) : low;
-          }
-        scales[lane] = scale[size_t(row) * groups + g];
-        if (bias) scales[LANES + lane] = bias[size_t(row) * groups + g];
+        if (row >= m.n) break;  // fresh memory is zero: scale 0 gives 0
+        const uint8_t* const from = codes + size_t(row) * size_t(m.k) + size_t(unit) * columns;
+        for (int b = 0; b < columns / GROUP; ++b)
+          pack_codes(from + b * GROUP, m.bits, lane, p + b * Matrix::code_bytes(m.bits));
+        pack_numbers(m, scale, row, unit, lane, 0, p + m.codes_bytes());
+        if (m.has_bias) pack_numbers(m, bias, row, unit, lane, 1, p + m.codes_bytes());
       }
     }
   }
   add(m, data);
 }
 
-void Weight::add_dense(Format format, int rows, int columns, const void* values) {
-  Matrix m{format, false, -1, rows, columns, nullptr};
+void Weight::add_dense(Matrix::Kind kind, int rows, int columns, const void* values) {
+  Matrix m{kind, rows, columns};
   uint8_t* const data = arena->take(m.tile_bytes() * size_t(m.tiles()));
-  const size_t width = format == Format::f32 ? 4 : 2;
+  const size_t width = kind == Matrix::Kind::f32 ? 4 : 2;
   const uint8_t* from = static_cast<const uint8_t*>(values);
   for (int row = 0; row < rows; ++row) {
     uint8_t* tile = data + size_t(row / LANES) * m.tile_bytes() + size_t(row % LANES) * width;
     for (int c = 0; c < columns; ++c, from += width)
-      std::memcpy(tile + size_t(c) * m.block_bytes(), from, width);
+      std::memcpy(tile + size_t(c) * LANES * width, from, width);
   }
   add(m, data);
 }

@@ -22,6 +22,13 @@ class Arena {
   size_t left_ = 0, used_ = 0;
 };
 
+// The scales or biases of a canonical matrix: (n, k / group) numbers, or (n, k / 256) and a byte for each
+// group.
+struct GroupNumbers {
+  const void* values = nullptr;
+  const uint8_t* small = nullptr;
+};
+
 // One or several matrices of equal K whose outputs lie side by side.
 struct Weight {
   std::shared_ptr<Arena> arena;
@@ -29,10 +36,10 @@ struct Weight {
   int n = 0, k = 0, tiles = 0;
   bool any_quantized = false, any_dense = false;
 
-  // Pack codes (n, k) with scales and biases (n, k / 32); bias may be null.
-  void add_quantized(int bits, int zero, int rows, int columns, const uint8_t* codes,
-                     const uint16_t* scale, const uint16_t* bias);
-  void add_dense(Format format, int rows, int columns, const void* values);
+  // Pack codes (n, k) as the shape says, whose data is not yet there.
+  void add_quantized(Matrix shape, const uint8_t* codes, const GroupNumbers& scale,
+                     const GroupNumbers& bias);
+  void add_dense(Matrix::Kind kind, int rows, int columns, const void* values);
 
  private:
   void add(Matrix matrix, uint8_t* data);

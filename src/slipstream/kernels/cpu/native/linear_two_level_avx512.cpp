@@ -1,0 +1,9 @@
+// Products of matrices with scales in two levels on the AVX-512 path.
+#include "linear.inl"
+
+Matmul* avx512_two_level(const Matrix& m) {
+  if (is_kind<Q4Super>(m)) return matmul_tiles<Q4Super>;
+  if (is_kind<Q5Super>(m)) return matmul_tiles<Q5Super>;
+  if (is_kind<Q6Super>(m)) return matmul_tiles<Q6Super>;
+  return nullptr;
+}
