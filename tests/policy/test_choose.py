@@ -109,13 +109,17 @@ def test_prose_then_code_then_prose_switches_both_ways() -> None:
             flat_world(0.0, free=free, per_row=0.15),
             chances=lambda now: [0.9 if 600 <= now < 1200 else 0.1] * 7,
         )
-        policy = MeasuredPolicy(paid=not free)
-        calibrate(policy, world)
-        steps = run(world, policy, random.Random(2), num_rounds=1800)
-        assert share_drafting(steps[300:600]) < 0.15
-        code = steps[700:1200] if free else steps[800:1200]
-        assert share_drafting(code) > 0.9
-        assert share_drafting(steps[1300:]) < 0.15
+        prose, code, again = 0.0, 1.0, 0.0
+        for seed in range(8):  # trials in prose come in streaks, so only their mean is bounded
+            policy = MeasuredPolicy(paid=not free)
+            calibrate(policy, world)
+            steps = run(world, policy, random.Random(seed), num_rounds=1800)
+            prose += share_drafting(steps[300:600]) / 8
+            code = min(code, share_drafting(steps[700:1200] if free else steps[800:1200]))
+            again += share_drafting(steps[1300:]) / 8
+        assert prose < 0.1
+        assert code > 0.9
+        assert again < 0.12
 
 
 @pytest.mark.parametrize("seed", range(5))
