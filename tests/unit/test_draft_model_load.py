@@ -64,6 +64,8 @@ def test_a_model_s_path_names_a_draft_model(models: tuple[Path, Path], drafter: 
     assert reply.speculation.drafter == names
     assert reply.speculation.sources["draft_model"]["drafted"] > 0
     assert engine.target.head_bytes > 0
+    alone = load(target, drafter="none", profile="off").target
+    assert engine.target.weight_bytes == alone.weight_bytes == alone.backend.weight_bytes()
     assert engine.target.draft_kv_token_bytes == engine.target.kv_token_bytes
 
 

@@ -83,7 +83,12 @@ def test_a_model_has_stable_keys_and_a_plan_that_adds_up(
     assert value["kv_bytes_per_context"] == 512 * 23040
     assert value["kv_bytes"] == 1024 * 23040
     scratch = value["scratch_bytes"] or 0
-    assert value["total_bytes"] == value["weights_bytes"] + value["kv_bytes"] + scratch  # type: ignore[operator]
+    parts = ("weights_bytes", "drafter_bytes", "kv_bytes")
+    assert value["total_bytes"] == sum(value[part] for part in parts) + scratch  # type: ignore[misc,operator]
+    assert value["drafter_bytes"] > 0  # type: ignore[operator]
+    alone = facts(capsys, model, "--max-model-len", "512", "--drafter", "none", "--threads", "1")
+    assert alone["weights_bytes"] == value["weights_bytes"]
+    assert alone["drafter_bytes"] == 0
     if value["device"] == "cpu":
         assert 0 < value["weights_bytes"] <= 1.1 * os.path.getsize(model)  # type: ignore[operator]
     assert 1024 % PAGE_SIZE == 0

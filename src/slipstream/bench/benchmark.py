@@ -129,7 +129,7 @@ def benchmark(plan: Plan, progress: Progress, announce: Callable[[str], None]) -
     if warnings and not plan.allow_misleading:
         raise MisleadingError(warnings)
     bandwidth, how = bandwidth_of(model.target.backend, BANDWIDTH_REPEATS)
-    bound = Bound(weight_bytes=model.target.backend.weight_bytes(), bandwidth=bandwidth, how=how)
+    bound = Bound(weight_bytes=model.target.weight_bytes, bandwidth=bandwidth, how=how)
     announce(str(bound))
     lengths = [len(model.ids(asked.turns[0])) for asked in plan.workload.conversations]
     context_len = int(median(lengths)) + plan.limits.max_tokens // 2

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream import __version__
-from slipstream.cli.settings import engine_config, with_engine_flags
+from slipstream.cli.settings import MODEL_HELP, engine_config, with_engine_flags
 from slipstream.cli.status import status
 
 if TYPE_CHECKING:
@@ -29,15 +29,16 @@ AUTO = "auto: every round is sized from what rounds and classic steps were measu
 
 @with_engine_flags
 def info(
-    model: Annotated[
-        str | None, typer.Argument(help="Name of a pulled model, or path of a model file.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of lines.")
     ] = False,
     **settings: Any,
 ) -> None:
-    """Print the back end and why; with MODEL its memory in bytes, drafter, width and profile."""
+    """Print the back end and why.
+
+    With MODEL also its memory in bytes, drafter, width and profile.
+    """
     config = engine_config(settings)
 
     from slipstream.engine.load import choose_backend
@@ -105,17 +106,19 @@ def _memory(target: Target) -> Facts:
 
     per_token = target.kv_token_bytes + target.draft_kv_token_bytes
     kv_tokens = target.kv.num_pages * PAGE_SIZE
-    weights_bytes = target.backend.weight_bytes()
     scratch_bytes = _scratch_bytes(target)
     return {
-        "weights_bytes": weights_bytes,
+        "weights_bytes": target.weight_bytes,
         "drafter_bytes": target.head_bytes,
         "kv_bytes_per_token": per_token,
         "kv_bytes_per_context": per_token * target.max_model_len,
         "kv_tokens": kv_tokens,
         "kv_bytes": per_token * kv_tokens,
         "scratch_bytes": scratch_bytes,
-        "total_bytes": weights_bytes + per_token * kv_tokens + (scratch_bytes or 0),
+        "total_bytes": target.weight_bytes
+        + target.head_bytes
+        + per_token * kv_tokens
+        + (scratch_bytes or 0),
         "limit_bytes": None if target.plan is None else target.plan.limit_bytes,
     }
 

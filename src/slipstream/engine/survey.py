@@ -100,7 +100,7 @@ def survey(
     return Survey(
         times_s=times_s,
         bandwidth=bandwidth,
-        weight_bytes=target.backend.weight_bytes(),
+        weight_bytes=target.weight_bytes,
         kv_token_bytes=target.kv_token_bytes,
     )
 

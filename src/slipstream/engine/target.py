@@ -50,6 +50,11 @@ class Target:
     draft_arch: Arch | None = None
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the target's own weights, without those of the head."""
+        return self.backend.weight_bytes() - self.head_bytes
+
+    @property
     def kv_token_bytes(self) -> int:
         """Bytes of the KV of one token, all layers together."""
         if self.plan is not None:
