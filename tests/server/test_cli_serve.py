@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -66,6 +67,17 @@ def test_flags_and_variables_reach_server_and_engine(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("serving tiny on http://127.0.0.1:")
+
+
+def test_a_folder_is_served_under_its_name_wherever_one_stands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a-model"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for model in (".", "../a-model/", str(folder)):
+        assert main(["serve", model, "--port", "0"]) == 0
+        assert Served.last.model == "a-model"
 
 
 def test_an_open_address_without_a_key_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

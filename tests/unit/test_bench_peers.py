@@ -194,6 +194,13 @@ def test_a_reply_ends_with_its_first_stop_token_or_at_its_limit() -> None:
     assert cut_at_stop([5, 7], 9, []) == [5, 7]
 
 
+def test_peers_are_not_started_on_a_folder(tmp_path: Path) -> None:
+    peers, missing = open_peers(PEERS, tmp_path, progress=pytest.fail)
+    assert peers == []
+    assert set(missing) == set(PEERS)
+    assert all(tmp_path.name in reason for reason in missing.values())
+
+
 def test_opening_never_raises() -> None:
     model = Path("no_such_model.gguf")
     peers, missing = open_peers([*PEERS, "other"], model, python="/no/python", progress=str)

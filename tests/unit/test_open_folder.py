@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 import slipstream
+from slipstream.bench.provenance import provenance
 from slipstream.errors import LoadError
 from slipstream.models.loading import open_model
 from slipstream.models.loading.folder import MODEL_TYPES
@@ -69,6 +71,30 @@ def test_text_is_that_of_the_values_themselves(folders: Path) -> None:
         texts.append((reply.text, reply.token_ids))
     assert texts[0] == texts[1]
     assert len(set(texts[0][1])) > 3
+
+
+def test_a_folder_of_the_hub_s_cache_is_called_by_its_repository(
+    folders: Path, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "models--org--a--name" / "snapshots" / ("0" * 40)
+    shutil.copytree(folders / "dense", snapshot)
+    assert open_model(snapshot).name == "org/a--name"
+    link = tmp_path / "link"
+    link.symlink_to(snapshot)
+    assert open_model(link).name == "org/a--name"
+
+
+def test_provenance_knows_a_folder_by_what_is_in_it(folders: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folders / "dense", copy)
+    made = provenance(copy)
+    assert made["model"] == "copy"
+    assert made["model_bytes"] == (copy / "model.safetensors").stat().st_size
+    config = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(config + " ")
+    assert provenance(copy)["model_sha256"] != made["model_sha256"]
+    (copy / "config.json").write_text(config)
+    assert provenance(copy)["model_sha256"] == made["model_sha256"]
 
 
 def test_a_folder_without_a_tokenizer_is_named(folders: Path, tmp_path: Path) -> None:

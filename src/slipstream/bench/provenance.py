@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import __version__
+from slipstream.models.loading.hub import title_of
 
 # Instruction sets that decide which kernels run.
 _TELLING_FLAGS = (
@@ -31,7 +32,7 @@ def provenance(model: Path | str) -> dict[str, Any]:
     """Return machine, versions, commit and the model's hash as JSON values.
 
     Args:
-        model: its file, or the name of one that has none.
+        model: its file or folder, or the name of one that has none.
     """
     # Installed into somebody else's checkout it would be that one's commit.
     tracked = _git("ls-files", "--", Path(__file__).name, folder=Path(__file__).parent)
@@ -54,9 +55,26 @@ def provenance(model: Path | str) -> dict[str, Any]:
 def _model(model: Path | str) -> dict[str, Any]:
     if isinstance(model, str):
         return {"model": model, "model_bytes": None, "model_sha256": None}
-    with model.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if model.is_dir():
+        return _folder(model)
+    digest = _digest(model)
     return {"model": model.name, "model_bytes": model.stat().st_size, "model_sha256": digest}
+
+
+def _folder(folder: Path) -> dict[str, Any]:
+    """Return the same of a folder; the hash is that of its files' names and hashes, by name."""
+    paths = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors"))
+    listed = "".join(f"{path.name} {_digest(path)}\n" for path in paths)
+    return {
+        "model": title_of(folder),
+        "model_bytes": sum(p.stat().st_size for p in paths if p.suffix == ".safetensors"),
+        "model_sha256": hashlib.sha256(listed.encode()).hexdigest(),
+    }
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _version(package: str) -> str | None:

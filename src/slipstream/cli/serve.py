@@ -10,6 +10,7 @@ import typer
 
 from slipstream.cli.output import check_writable, write_text
 from slipstream.cli.settings import (
+    MODEL_HELP,
     engine_config,
     server_config,
     with_engine_flags,
@@ -27,7 +28,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @with_engine_flags
 @with_server_flags
 def serve(
-    model: Annotated[str, typer.Argument(help="Name of a pulled model, or path of a model file.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     record: Annotated[
         Path | None,
         typer.Option(
@@ -40,7 +41,7 @@ def serve(
     ] = None,
     **settings: Any,
 ) -> None:
-    """Serve a model over HTTP, with OpenAI's API; docs/serving.md has the details.
+    """Serve a model over HTTP, with OpenAI's API. docs/serving.md has the details.
 
     Ctrl-C or SIGTERM lets running requests finish, a second one ends them.
     """
@@ -63,7 +64,7 @@ def serve(
     with status(f"loading {model}"):
         engine = load(model, own)
     recorder = None if record is None else trace_recorder(engine, model)
-    name = config.served_model_name or (Path(model).name if Path(model).exists() else model)
+    name = config.served_model_name or _name_of(model)
     if config.host not in LOOPBACK and not config.api_key:
         print(
             f"warning: {config.host} may be open to others, and no --api-key is set",
@@ -90,3 +91,13 @@ def _engine_config(config: ServerConfig, settings: dict[str, Any]) -> EngineConf
             raise ConfigError(f"give either {flag} or --speculative-config, not both")
         settings[name] = value
     return engine_config(settings)
+
+
+def _name_of(model: str) -> str:
+    """Return what requests call a model that was given no name."""
+    from slipstream.models.loading.hub import title_of
+
+    path = Path(model)
+    if path.is_dir():
+        return title_of(path)
+    return path.name if path.exists() else model

@@ -59,6 +59,9 @@ def open_peers(
         if name not in _OPENERS:
             missing[name] = f"no such peer; there are {', '.join(PEERS)}"
             continue
+        if model.is_dir():
+            missing[name] = f"peers are compared on a GGUF file, got the folder {model.name}"
+            continue
         opening = Opening(model=model.resolve(), python=python, progress=progress)
         try:
             peers.extend(_OPENERS[name](opening, missing))

@@ -25,6 +25,7 @@ from slipstream.models.loading.folder import read_folder
 from slipstream.models.loading.folder_template import read_folder_template
 from slipstream.models.loading.gguf import read_gguf
 from slipstream.models.loading.gguf_tokenizer import read_tokenizer
+from slipstream.models.loading.hub import title_of
 from slipstream.models.loading.json_tokenizer import read_json_tokenizer
 from slipstream.models.loading.metadata import Metadata, read_str
 from slipstream.models.loading.names import resolve_model
@@ -116,7 +117,7 @@ def _open_folder(path: Path) -> ModelFile:
     tokenizer = read_json_tokenizer(path, folder.checkpoint.arch.vocab_size)
     return ModelFile(
         path=path,
-        name=path.resolve().name,
+        name=title_of(path),
         tokenizer=tokenizer,
         template=read_folder_template(path, _end_tokens(tokenizer)),
         fingerprint=fingerprint_of(folder.data_offsets, folder.config),

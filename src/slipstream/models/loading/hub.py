@@ -34,6 +34,7 @@ _ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
     r"(?:@(?P<revision>\w[\w./-]*))?(?::(?P<file>\w[\w./-]*))?"
 )
+_REPOSITORY = "models--"  # what the cache calls a folder, in front of the id
 _HASH_BYTES = 1 << 20
 _SHOWN = 12  # file names in a message
 
@@ -61,7 +62,7 @@ class HubModel:
         """The repository's folder in the hub's cache, which need not exist."""
         from huggingface_hub import constants
 
-        return Path(constants.HF_HUB_CACHE) / f"models--{self.repo.replace('/', '--')}"
+        return Path(constants.HF_HUB_CACHE) / f"{_REPOSITORY}{self.repo.replace('/', '--')}"
 
 
 def parse_hub_id(text: str) -> HubModel | None:
@@ -79,6 +80,15 @@ def parse_hub_id(text: str) -> HubModel | None:
     if file and (not file.lower().endswith(".gguf") or ".." in file.split("/")):
         raise LoadError(f"the file of a hub's model must be a .gguf, got {file!r} in {text!r}")
     return HubModel(repo=found["repo"], revision=found["revision"] or MAIN, file=file)
+
+
+def title_of(folder: Path) -> str:
+    """Return what a model's folder is called: in the hub's cache its own name is a commit's."""
+    folder = folder.resolve()
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith(_REPOSITORY):
+        return repository.removeprefix(_REPOSITORY).replace("--", "/", 1)
+    return folder.name
 
 
 def find_cached(model: HubModel) -> Path:
