@@ -327,6 +327,20 @@ def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str], words: list[str
     assert err == ""
 
 
+def test_the_list_of_commands_cuts_no_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert len(commands) > 5
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands)
+
+
+def test_every_command_says_what_a_model_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("generate", "chat", "serve", "info", "profile", "bench", "distill"):
+        assert main([command, "--help"]) == 0
+        words = " ".join(capsys.readouterr().out.split())
+        assert all(kind in words for kind in ("pulled model", "GGUF file", "folder", "hub id"))
+
+
 def test_help_does_not_import_the_engine() -> None:
     program = (
         "import sys; from slipstream.cli import main; main(['generate', '--help'])\n"

@@ -307,6 +307,14 @@ def test_what_is_neither_name_nor_file_is_refused(cache: Path, text: str, part: 
     assert part in caught.value.message
 
 
+def test_a_refusal_names_every_kind_that_the_command_takes(cache: Path) -> None:
+    for act, kinds in ((pull, ("ORG/NAME",)), (resolve_model, ("ORG/NAME", "GGUF", "folder"))):
+        with pytest.raises(LoadError) as caught:
+            act("zzzz")
+        assert all(kind in caught.value.message for kind in (NAME, *kinds))
+        assert ("path" in caught.value.message) == (act is resolve_model)
+
+
 def test_any_existing_file_is_taken(cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "odd name.bin"
     path.write_bytes(b"x")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli.output import check_writable, write_text
-from slipstream.cli.settings import engine_config, with_engine_flags_but
+from slipstream.cli.settings import MODEL_HELP, engine_config, with_engine_flags_but
 from slipstream.cli.status import progress
 from slipstream.config import NGRAM_AND, may_name_model
 from slipstream.errors import ConfigError, SlipstreamError
@@ -38,8 +38,8 @@ def bench(
     model: Annotated[
         str,
         typer.Argument(
-            help="Name of a pulled model, path of a model file, or random:8b or random:12b: random "
-            "weights of that size, for costs, with a scripted drafter."
+            help=f"{MODEL_HELP} Or random:8b or random:12b: random weights of that size, for "
+            "costs, with a scripted drafter."
         ),
     ],
     quick: Annotated[
@@ -139,7 +139,7 @@ def bench(
     plot_file: Annotated[Path | None, _option("--plot", "FILE", "Draw a PNG.")] = None,
     **settings: Any,
 ) -> None:
-    """Measure what speculation gains or costs, arm against arm on the same prompts.
+    """Measure what speculation gains or costs, arm against arm.
 
     Arms take turns on every prompt and all replies are compared. The last line on stdout is one
     JSON object, unless stdout is a terminal and --json is not given. Exit code 1 says that an

@@ -14,7 +14,7 @@ import typer
 
 from slipstream.cli.conversation import Conversation
 from slipstream.cli.sampling import sampling_params, with_sampling_flags
-from slipstream.cli.settings import engine_config, with_engine_flags
+from slipstream.cli.settings import MODEL_HELP, engine_config, with_engine_flags
 from slipstream.cli.status import status
 from slipstream.cli.turns import TypedTurns, piped_turns
 from slipstream.cli.view import Ink, ReplyView, closing_line, print_faint
@@ -38,7 +38,7 @@ _FOOTNOTE = "Ctrl-C stops a reply. A text that begins with / is sent with // in 
 @with_engine_flags
 @with_sampling_flags
 def chat(
-    model: Annotated[str, typer.Argument(help="Name of a pulled model, or path of a model file.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     system: Annotated[
         str, typer.Option("--system", metavar="TEXT", show_default=False, help="System message.")
     ] = "",

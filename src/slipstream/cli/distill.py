@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli.settings import with_options
+from slipstream.cli.settings import MODEL_HELP, with_options
 from slipstream.cli.status import progress
 from slipstream.errors import ConfigError
 
@@ -25,7 +25,7 @@ _STAGES = ("all", "data")
 
 
 def distill(
-    model: Annotated[str, typer.Argument(help="Name of a pulled model, or path of a model file.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the checkpoint.")],
     data: Annotated[
         Path | None,
@@ -50,14 +50,17 @@ def distill(
         typer.Option("--device", metavar="auto|cpu|cuda", help="Where to train: a GPU, if any."),
     ] = "auto",
     stage: Annotated[
-        str, typer.Option("--stage", metavar="all|data", help="Write the conversations only.")
+        str,
+        typer.Option(
+            "--stage", metavar="all|data", help="data writes the conversations and no more."
+        ),
     ] = "all",
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object.")
     ] = False,
     **settings: Any,
 ) -> None:
-    """Train an assistant, a small head that drafts from the model's own KV.
+    """Train an assistant: a head that drafts from the model's own KV.
 
     The model writes the text itself. A run that was stopped goes on where it was when it is started
     again with the same settings.

@@ -14,7 +14,7 @@ import typer
 from slipstream.cli.output import check_writable, write_text
 from slipstream.cli.prompts import read_prompt, read_text
 from slipstream.cli.sampling import sampling_params, with_sampling_flags
-from slipstream.cli.settings import engine_config, with_engine_flags
+from slipstream.cli.settings import MODEL_HELP, engine_config, with_engine_flags
 from slipstream.cli.status import status
 from slipstream.cli.view import Ink, ReplyView, closing_line, print_faint
 from slipstream.errors import RequestError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @with_engine_flags
 @with_sampling_flags
 def generate(
-    model: Annotated[str, typer.Argument(help="Name of a pulled model, or path of a model file.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt.")
     ] = None,

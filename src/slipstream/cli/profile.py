@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli.settings import engine_config, with_engine_flags
+from slipstream.cli.settings import MODEL_HELP, engine_config, with_engine_flags
 from slipstream.cli.status import progress, status
 from slipstream.errors import ConfigError, SlipstreamError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @with_engine_flags
 def profile(
-    model: Annotated[str, typer.Argument(help="Name of a pulled model, or path of a model file.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     show: Annotated[
         bool, typer.Option("--show", help="Print what is known, and measure nothing.")
     ] = False,
@@ -34,9 +34,10 @@ def profile(
     ] = None,
     **settings: Any,
 ) -> None:
-    """Measure what a round costs by rows and context, print it beside the bound, and keep it.
+    """Measure what a round costs, print it beside the bound, keep it.
 
-    Serving starts from it; what it learned of the drafter, and what it owes, stay.
+    Times are by rows and context. Serving starts from them; what it learned of the drafter, and
+    what it owes, stay.
     """
     if sum([show, reset, export is not None]) > 1:
         raise ConfigError("--show, --reset and --export exclude one another")

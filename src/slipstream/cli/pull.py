@@ -28,7 +28,7 @@ def pull(
         ),
     ] = None,
 ) -> None:
-    """Fetch a model, verify its hash and print its path as the last line.
+    """Fetch a model, verify its hash and print its path last.
 
     Of a hub's repository it takes safetensors, GGUF, JSON and tokenizer files, nothing that runs
     code. What is there already is not fetched again, and a download that broke off is resumed.

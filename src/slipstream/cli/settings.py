@@ -15,6 +15,7 @@ import typer
 from slipstream.config import PREFIX, EngineConfig, ServerConfig
 from slipstream.types import MAX_K
 
+MODEL_HELP = "Name of a pulled model, path of a GGUF file or of a folder, or a hub id."
 # Fields that take words as well as numbers.
 _METAVARS = {"k": f"auto|off|0..{MAX_K}", "verify_pad": "auto|off|N"}
 

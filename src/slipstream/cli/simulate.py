@@ -17,7 +17,7 @@ def simulate(
         bool, typer.Option("--json", help="Print one JSON list instead of a table.")
     ] = False,
 ) -> None:
-    """Replay recorded pairings through the policy and print its verdicts.
+    """Replay recorded pairings through the policy; print its verdicts.
 
     It chooses among the recorded widths only; a trace that lacks a time or an acceptance is
     unknown.

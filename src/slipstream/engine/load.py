@@ -50,7 +50,7 @@ def load(
     """Load a model and return an engine that serves it.
 
     Args:
-        model: name of a pulled model, or path of a model file.
+        model: name of a pulled model, path of a GGUF file or of a folder, or a hub id.
         config: settings; by default those of the environment.
         overrides: single settings that go before both, e.g. `drafter="none"`.
 

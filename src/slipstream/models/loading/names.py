@@ -54,6 +54,8 @@ _MODELS = (
     ),
 )
 MODELS = {model.name: model for model in _MODELS}
+_PULLED = f"a known name ({', '.join(MODELS)}) or a hub's ORG/NAME"
+_RESOLVED = f"{_PULLED}, or the path of a GGUF file or of a folder"
 
 
 def cache_dir() -> Path:
@@ -84,7 +86,7 @@ def find_named(text: str) -> NamedModel:
     """
     model = MODELS.get(text.strip().lower())
     if model is None:
-        raise _unknown(text)
+        raise _unknown(text, _PULLED)
     return model
 
 
@@ -97,7 +99,7 @@ def resolve_model(text: str) -> Path:
     """
     if not text.strip():
         raise LoadError(
-            "the model must be a name or a GGUF file, got an empty text",
+            f"the model must be {_RESOLVED}, got an empty text",
             hint=f"known names: {', '.join(MODELS)}",
         )
     if text.strip().lower() in MODELS:
@@ -117,7 +119,7 @@ def resolve_model(text: str) -> Path:
         return find_cached(hub_model)
     if os.sep in text or path.suffix.lower() == ".gguf":
         raise LoadError(f"no such file: {text}", hint=_nearest(path.stem))
-    raise _unknown(text)
+    raise _unknown(text, _RESOLVED)
 
 
 def _cached(model: NamedModel) -> Path:
@@ -136,12 +138,9 @@ def _cached(model: NamedModel) -> Path:
     return path
 
 
-def _unknown(text: str) -> LoadError:
+def _unknown(text: str, kinds: str) -> LoadError:
     got = text if len(text) <= 200 else f"{text[:200]}..."
-    return LoadError(
-        f"the model must be a name ({', '.join(MODELS)}) or a GGUF file, got {got!r}",
-        hint=_nearest(text),
-    )
+    return LoadError(f"the model must be {kinds}, got {got!r}", hint=_nearest(text))
 
 
 def _nearest(text: str) -> str:
