@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from slipstream.engine.prompt import Conversation
 from slipstream.errors import ConfigError, RequestError
 from slipstream.server.ask import Ask, chat_ask, completion_ask
 from slipstream.server.schema import ChatRequest, CompletionRequest
-from slipstream.server.speculative_config import speculative_settings
+from slipstream.server.speculative_config import METHODS, OF_A_MODEL, speculative_settings
 from slipstream.types import Grammar, SamplingParams
 
 CONFIG = ServerConfig()
@@ -150,6 +151,18 @@ def test_a_speculative_config_means_what_it_means_elsewhere() -> None:
     settings = speculative_settings(text)
     assert settings == {"drafter": "org/small", "max_k": 3}
     assert EngineConfig(**settings).paid_drafter == "org/small"
+    own = speculative_settings('{"method": "assistant", "model": "./head"}')
+    assert EngineConfig(**own).paid_drafter == "./head"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_a_drafter_or_wants_a_model(method: str) -> None:
+    if method in OF_A_MODEL:
+        block = json.dumps({"method": method, "model": "org/small"})
+        assert speculative_settings(block) == {"drafter": "org/small"}
+    if method != "draft_model":
+        settings = speculative_settings(json.dumps({"method": method}))
+        assert EngineConfig(**settings).drafter == method
 
 
 @pytest.mark.parametrize(
@@ -166,6 +179,10 @@ def test_a_speculative_config_means_what_it_means_elsewhere() -> None:
         ('{"num_speculative_tokens": 16}', "num_speculative_tokens must be an integer in", None),
         ('{"num_speculative_tokens": true}', "must be an integer, got True", None),
         ('{"method": "medusa"}', "speculative_config.method must be one of", None),
+        ('{"method": "eagle"}', "draft_model, got 'eagle'", None),
+        ('{"method": "eagle", "model": "org/head"}', "beside speculative_config.model", None),
+        ('{"method": "ngram", "model": "org/small"}', "method must be one of draft_model", None),
+        ('{"method": "org/small"}', "speculative_config.method must be one of", None),
         ('{"method": "draft_model", "model": "small"}', "config.model must be one of", None),
         (
             '{"method": "draft_model"}',

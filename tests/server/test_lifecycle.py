@@ -212,6 +212,9 @@ def test_a_port_in_use_is_known_before_the_model_is_loaded() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127.0.0.1 port {port}: Address already in use"):
             bind(ServerConfig(port=port))
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1") as caught:  # RFC 5737
+        bind(ServerConfig(host="192.0.2.1", port=0))
+    assert "--host" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="cannot listen on no-such-host"):
         bind(ServerConfig(host="no-such-host.invalid"))
     with bind(ServerConfig(port=0)) as sock:

@@ -105,6 +105,7 @@ def test_a_wrong_field_is_named(server: Inside, fields: dict[str, Any], param: s
         error = answer.value["error"]
         assert error["param"] == param
         assert error["message"]
+        assert error["code"]
         assert answer.headers["content-type"] == "application/json"
 
 

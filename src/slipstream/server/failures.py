@@ -65,12 +65,13 @@ def error_object(error: SlipstreamError) -> dict[str, Any]:
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     hint = f" (hint: {error.hint})" if error.hint else ""
+    code = getattr(error, "code", None)
     return {
         "error": {
             "message": error.message + hint,
             "type": kind,
             "param": getattr(error, "param", None),
-            "code": getattr(error, "code", None),
+            "code": code or ("invalid_value" if isinstance(error, RequestError) else None),
         }
     }
 

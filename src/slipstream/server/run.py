@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import threading
@@ -55,7 +56,9 @@ def bind(config: ServerConfig) -> socket.socket:
         sock.close()
         raise ConfigError(
             f"cannot listen on {where}: {error.strerror}",
-            hint="choose another --port, or 0 for a free one",
+            hint="--host must be an address of this machine"
+            if error.errno == errno.EADDRNOTAVAIL
+            else "choose another --port, or 0 for a free one",
         ) from None
     return sock
 
