@@ -21,6 +21,7 @@ from slipstream.train.distill import Distillation, check_out  # noqa: E402
 from slipstream.train.recipe import Recipe  # noqa: E402
 from slipstream.train.trainer import Trainer, held_out  # noqa: E402
 from slipstream.train.turns import read_script, user_frame, whole_turn  # noqa: E402
+from tests.families import family_arch  # noqa: E402
 from tests.gguf_files import F32, gguf_bytes, toy_entries, toy_metadata, write  # noqa: E402
 
 FLAGS = {
@@ -192,6 +193,16 @@ def test_bad_usage_exits_2_before_anything_is_written(
     out = tmp_path / "out"
     assert main([*words(model, out), *more]) == 2
     assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+def test_a_family_that_is_not_trained_is_refused_before_anything_is_read_or_written(
+    tmp_path: Path, family: str
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(LoadError, match="distillation does not run"):
+        check_out(out, RECIPE, family_arch(family))
     assert not out.exists()
 
 

@@ -30,7 +30,7 @@ from slipstream.train.evaluate import Prompt, judge_replies, write_replies
 from slipstream.train.head import Head, cast
 from slipstream.train.layers import choose_feature_layers, choose_kv_layers, copying_scores
 from slipstream.train.recipe import Recipe
-from slipstream.train.target import load_target
+from slipstream.train.target import check_arch, load_target
 from slipstream.train.trainer import Report, Trainer
 from slipstream.train.turns import read_script
 from slipstream.train.vocabulary import choose_vocabulary, count_tokens
@@ -207,7 +207,9 @@ def check_out(out: Path, recipe: Recipe, arch: Arch) -> None:
 
     Raises:
         ConfigError: a setting differs from that of the run in the folder, or a layer is not there.
+        LoadError: the target has what distillation does not run.
     """
+    check_arch(arch)
     for name in ("kv_layers", "feature_layers"):
         recipe.given_layers(name, arch)
     path = out / "recipe.json"

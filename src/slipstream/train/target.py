@@ -75,7 +75,7 @@ class TargetModel:
         def take(*names: str) -> Tensor:
             return torch.cat([weights[name] for name in names]).to(device, dtype)
 
-        arch.require((), "distillation")
+        check_arch(arch)
         self.arch, self.device, self.dtype, self.max_len = arch, device, dtype, max_len
         self.attention = arch.uniform
         self.embedding = take(EMBEDDING)
@@ -192,6 +192,15 @@ def logits_of(hidden: Tensor, matrix: Tensor) -> Tensor:
         return F.linear(hidden, matrix).float()
     rows = torch.mm(hidden.flatten(0, -2), matrix.t(), out_dtype=torch.float32)
     return rows.view(*hidden.shape[:-1], -1)
+
+
+def check_arch(arch: Arch) -> None:
+    """Refuse a decoder that is not run here, before its weights are read.
+
+    Raises:
+        LoadError: it has features that distillation does not run; they are named.
+    """
+    arch.require((), "distillation")
 
 
 def load_target(
