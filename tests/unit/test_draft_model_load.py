@@ -137,7 +137,7 @@ def test_a_model_that_is_not_there_is_named(models: tuple[Path, Path], tmp_path:
     target, _ = models
     with pytest.raises(LoadError, match="no such file"):
         load(target, drafter=str(tmp_path / "absent.gguf"))
-    with pytest.raises(LoadError, match="must be a name"):
+    with pytest.raises(LoadError, match="must be a known name"):
         load(target, drafter="nothing-9b")
     (tmp_path / "empty").mkdir()
     with pytest.raises(LoadError, match=r"config\.json is missing"):
