@@ -14,6 +14,8 @@ from slipstream.errors import RequestError
 from slipstream.types import Grammar, GrammarKind, SamplingParams
 
 MAX_TEMPERATURE = 100.0
+# Far below 1 logits overflow; the inverse of the largest is as far as anybody goes.
+MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_PENALTY = 2.0  # OpenAI's presence and frequency penalties
 MAX_BIAS = 100.0  # OpenAI's logit bias
@@ -44,9 +46,8 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int) -> None:
     _number(
         params.repetition_penalty,
         "repetition_penalty",
-        low=0,
+        low=MIN_REPETITION_PENALTY,
         high=MAX_REPETITION_PENALTY,
-        without_low=True,
     )
     _number(params.presence_penalty, "presence_penalty", low=-MAX_PENALTY, high=MAX_PENALTY)
     _number(params.frequency_penalty, "frequency_penalty", low=-MAX_PENALTY, high=MAX_PENALTY)
