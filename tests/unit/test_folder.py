@@ -287,6 +287,9 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
     with pytest.raises(LoadError, match="outside of the folder"):
         read_folder(folder)
+    index.write_text(json.dumps({"weight_map": {"a": "b" * 5000}}))
+    with pytest.raises(LoadError, match=r"bbb, which .* is missing"):
+        read_folder(folder)
     index.write_text("[]")
     with pytest.raises(LoadError, match="index"):
         read_folder(folder)

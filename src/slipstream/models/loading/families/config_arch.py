@@ -62,11 +62,13 @@ def read_attention(keys: Keys, **changes: Any) -> AttentionArch:
             f"hidden_size must be a multiple of num_attention_heads, got {hidden} and {heads}"
         )
     head_dim = keys.width("head_dim", max(hidden // heads, 1))
+    if "frequencies" not in changes:
+        changes["frequencies"] = read_one_rope(keys, head_dim)
     return make_attention(
         num_heads=heads,
         num_kv_heads=keys.width("num_key_value_heads", heads),
         head_dim=head_dim,
-        **({"frequencies": read_one_rope(keys, head_dim)} | changes),
+        **changes,
     )
 
 
