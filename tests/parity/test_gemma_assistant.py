@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 pytest.importorskip("transformers", reason="the assistant is compared with transformers' own")
 
 import torch
+from safetensors.numpy import load_file, save_file
 from transformers.generation.candidate_generator import (
     SinglePositionMultiTokenCandidateGenerator,
 )
 
 import slipstream.kernels.reference as reference_module
-from slipstream.errors import MismatchError
+from slipstream.errors import LoadError, MismatchError
 from slipstream.kernels.reference import ReferenceBackend
 from slipstream.kernels.rowwise.draft import ReferenceDraftOps
 from slipstream.models.loading.folder import read_folder
@@ -156,3 +158,17 @@ def test_an_assistant_for_another_target_names_both_sizes(pair: Pair) -> None:
     narrow = tuple(dataclasses.replace(a, window=a.window and a.window + 4) for a in arch.attention)
     with pytest.raises(MismatchError, match=r"window 12, the target's have 16"):
         read_gemma_assistant(pair.folder / "assistant", dataclasses.replace(arch, attention=narrow))
+
+
+def test_a_layer_s_scale_is_one_number_or_missing(pair: Pair, tmp_path: Path) -> None:
+    arch = read_folder(pair.folder / "target").checkpoint.arch
+    folder = shutil.copytree(pair.folder / "assistant", tmp_path / "assistant")
+    stored = load_file(folder / "model.safetensors")
+    name = "model.layers.1.layer_scalar"
+    for shape in ((0,), (2,), (1, 1)):
+        save_file(stored | {name: np.ones(shape, np.float32)}, folder / "model.safetensors")
+        with pytest.raises(LoadError, match=r"layers\.1\.layer_scalar must have shape \[1\]"):
+            read_gemma_assistant(folder, arch)
+    del stored[name]
+    save_file(stored, folder / "model.safetensors")
+    assert read_gemma_assistant(folder, arch).head.scales[1] == 1.0

@@ -24,7 +24,7 @@ from slipstream.models.loading.folder_template import read_folder_template
 from slipstream.models.loading.keys import Keys
 from slipstream.models.loading.weights_map import load_decoder
 from slipstream.models.weights import DenseTensor, Tensor
-from tests.families import CONFIGS, family_arch, random_weights, write_folder
+from tests.families import CONFIGS, FULL, SLIDING, family_arch, random_weights, write_folder
 
 
 def written(folder: Path, name: str = "llama 2", **options: Any) -> Path:
@@ -183,6 +183,22 @@ def test_a_tied_output_may_be_stored_twice(tmp_path: Path) -> None:
         ("llama 2", {"rope_scaling": {"type": "linear"}}, ["rope_scaling.factor", "missing"]),
         ("llama 2", {"rope_scaling": [4]}, ["rope_scaling", "object"]),
         ("llama 3", {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, ["missing"]),
+        ("llama 2", {"rope_theta": 10**400}, ["rope_theta", "[1, 1e+18]", "1000"]),
+        ("llama 2", {"rope_theta": 0.5}, ["rope_theta", "[1, 1e+18]", "0.5"]),
+        ("llama 2", {"rms_norm_eps": 10**400}, ["rms_norm_eps", "[1e-18, 1]", "1000"]),
+        ("llama 2", {"rms_norm_eps": 1e300}, ["rms_norm_eps", "[1e-18, 1]", "1e+300"]),
+        ("llama 2", {"rms_norm_eps": 5e-324}, ["rms_norm_eps", "[1e-18, 1]", "5e-324"]),
+        ("gemma2", {"attn_logit_softcapping": 1e-300}, ["softcapping", "1e-18", "1e-300"]),
+        ("gemma2", {"final_logit_softcapping": 1e300}, ["softcapping", "1e+18", "1e+300"]),
+        ("llama, linear", {"rope_theta": 5e5}, ["must be equal", "500000", "10000"]),
+        ("llama 2", {"rope_scaling": {"type": "linear", "factor": 0.5}}, ["factor", "1", "0.5"]),
+        (
+            "llama 2",
+            {"rope_scaling": {"type": "linear", "factor": 2, "mscale": 3}},
+            ["rope_scaling.mscale", "linear", "3"],
+        ),
+        ("llama 2", {"rope_parameters": {SLIDING: {}}}, [SLIDING, "default"]),
+        ("gemma3", {"rope_parameters": {"rope_theta": 5.0}}, ["rope_theta", FULL, SLIDING, "5.0"]),
         ("qwen2", {"layer_types": ["full_attention"]}, ["3 entries", "1"]),
         ("qwen2", {"layer_types": ["linear_attention"] * 3}, ["full_attention", "linear"]),
         ("qwen3", {"attention_bias": True}, ["attention_bias", "False", "True"]),
@@ -270,6 +286,9 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
         read_folder(folder)
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
     with pytest.raises(LoadError, match="outside of the folder"):
+        read_folder(folder)
+    index.write_text(json.dumps({"weight_map": {"a": "b" * 5000}}))
+    with pytest.raises(LoadError, match=r"bbb, which .* is missing"):
         read_folder(folder)
     index.write_text("[]")
     with pytest.raises(LoadError, match="index"):

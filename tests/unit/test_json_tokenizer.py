@@ -156,6 +156,8 @@ def broken(change: str) -> str:
         block["decoder"] = None
     if change == "model":
         block["model"] = {"type": "Sorcery"}
+    if change == "empty":
+        block["model"] |= {"vocab": {}, "merges": []}
     if change == "merges":
         block["model"]["merges"].insert(0, ["☃", "a"])
     return json.dumps(block)
@@ -171,6 +173,7 @@ def broken(change: str) -> str:
         ("no decoder", "missing"),
         ("model", "damaged"),
         ("merges", "damaged"),
+        ("empty", "at least 1 token, got 0"),
     ],
 )
 def test_what_is_not_read_is_refused(change: str, part: str, tmp_path: Path) -> None:

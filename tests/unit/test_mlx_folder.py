@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import LoadError
+from slipstream.models.loading.finite import is_finite
 from slipstream.models.loading.folder import MODEL_TYPES, read_folder
 from slipstream.models.loading.mlx_source import MlxSource, unpack
 from slipstream.models.loading.safetensors_files import read_files
-from slipstream.models.loading.weights_map import is_finite
 from slipstream.models.weights import BFloat16, QuantizedTensor
 from tests.families import CONFIGS, family_arch, folder_name, random_weights
 from tests.mlx_files import pack, quantize, write_mlx

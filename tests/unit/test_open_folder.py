@@ -103,3 +103,19 @@ def test_a_folder_without_a_tokenizer_is_named(folders: Path, tmp_path: Path) ->
     with pytest.raises(LoadError, match=r"tokenizer\.json is missing") as caught:
         open_model(tmp_path)
     assert str(tmp_path) in caught.value.message
+
+
+def test_no_message_repeats_what_cannot_be_printed(folders: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((folders / "dense" / name).read_bytes())
+    whole = (folders / "dense" / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:end])
+    header["\x1b[31m\n\ud800"] = header["model.norm.weight"]
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + whole[end:]
+    )
+    with pytest.raises(LoadError, match=r"x1b\[31m\\n\\ud800 is unexpected") as caught:
+        open_model(tmp_path)
+    assert caught.value.message.isprintable()

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from slipstream.errors import LoadError
+from slipstream.models.loading.finite import is_finite
 from slipstream.models.loading.formats import FORMATS, find_format
-from slipstream.models.loading.weights_map import is_finite
 from slipstream.models.weights import (
     BFloat16,
     DenseTensor,

@@ -7,11 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from slipstream.errors import LoadError
 from slipstream.models.loading import quantize as module
 from slipstream.models.loading.assistant_tensors import quantize as by_range
 from slipstream.models.loading.quantize import quantize
+from slipstream.models.loading.weights_map import load_decoder
 from slipstream.models.weights import DenseTensor, QuantizedTensor
-from tests.families import family_arch, random_checkpoint
+from tests.families import MemorySource, family_arch, random_checkpoint, random_weights
+from tests.tiny import make_backend
 
 
 def dense(seed: int = 0, shape: tuple[int, int] = (40, 96)) -> DenseTensor:
@@ -73,6 +76,26 @@ def test_matrices_are_rounded_and_vectors_are_not(kind: str, bits: int) -> None:
         assert (matrix.bits, table.bits) == (bits, 8)
         for role in ("norm", "layers.0.q_bias"):
             assert isinstance(read(role), DenseTensor)
+
+
+@pytest.mark.parametrize("kind", ["q4", "q8"])
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [(float("nan"), "holds an infinity or NaN"), (float("inf"), "holds an"), (3e38, "cannot hold")],
+)
+@pytest.mark.parametrize("role", ["embedding", "layers.1.gate"])
+def test_values_beyond_what_they_are_rounded_to_are_named(
+    kind: str, value: float, part: str, role: str
+) -> None:
+    arch = family_arch("qwen2")
+    weights = random_weights(arch)
+    weights[role][2, 5] = value
+    tensors = {name: DenseTensor(values=w, dtype="f32") for name, w in weights.items()}
+    checkpoint = dataclasses.replace(
+        random_checkpoint(arch), source=MemorySource(tensors), quantize=kind
+    )
+    with pytest.raises(LoadError, match=f"{role} .*{part}"):
+        load_decoder(checkpoint, make_backend("reference"))
 
 
 def test_what_is_quantized_or_has_no_whole_groups_stays() -> None:

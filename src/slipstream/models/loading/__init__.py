@@ -138,8 +138,12 @@ def _end_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Put the file's path in front of a LoadError's message."""
+    """Put the file's path in front of a LoadError's message.
+
+    What the file calls its tensors and tokens may be in it, so nothing but printable text is.
+    """
     try:
         yield
     except LoadError as error:
-        raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
+        message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in error.message)
+        raise type(error)(f"{path}: {message}", hint=error.hint) from error

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
 from slipstream.errors import LoadError
-from slipstream.models.loading.weights_map import is_finite
+from slipstream.models.loading.finite import is_finite
 from slipstream.models.weights import (
     F32,
     DenseTensor,

@@ -19,6 +19,7 @@ import numpy as np
 
 from slipstream.errors import LoadError
 from slipstream.models.arch import Arch
+from slipstream.models.loading.finite import is_finite
 from slipstream.models.loading.quantize import quantized
 from slipstream.models.weights import DenseTensor, Tensor
 
@@ -61,7 +62,10 @@ class Checkpoint:
 
     @contextmanager
     def open(self) -> Iterator[TensorReader]:
-        """Open the tensors for reading by role."""
+        """Open the tensors for reading by role.
+
+        A reader raises LoadError where a tensor's values are beyond what they are rounded to.
+        """
         with self.source.open() as read:
 
             def by_role(role: str) -> Tensor:
@@ -69,12 +73,19 @@ class Checkpoint:
                 if self.norm_shift and role.rpartition(".")[2] in _NORMS:
                     values = tensor.dequantize() + np.float32(self.norm_shift)
                     return DenseTensor(values=values, dtype="f32")
-                return quantized(
+                made = quantized(
                     tensor,
                     self.quantize,
                     is_table=role in (EMBEDDING, OUTPUT),
                     forget=getattr(read, "forget", None),
                 )
+                if made is not tensor and not is_finite(made) and is_finite(tensor):
+                    raise LoadError(
+                        f"tensor {self.names[role]} has values that {self.quantize} cannot hold: "
+                        "its scales are float16, up to 65504",
+                        hint="load it without quantize",
+                    )
+                return made
 
             yield by_role
 

@@ -27,11 +27,11 @@ from slipstream.models.head import I32, HeadArch, VocabClusters
 from slipstream.models.loading.checkpoint import TensorReader
 from slipstream.models.loading.families import GEMMA4
 from slipstream.models.loading.families.family import SANDWICH_LAYER
+from slipstream.models.loading.finite import is_finite
 from slipstream.models.loading.folder import open_source, read_json
 from slipstream.models.loading.keys import MAX_WIDTH, Keys
 from slipstream.models.loading.metadata import describe
 from slipstream.models.loading.safetensors_files import SafetensorsFiles, read_files
-from slipstream.models.loading.weights_map import is_finite
 from slipstream.models.weights import BFloat16, DenseTensor, GroupNumbers, Tensor, TwoLevel
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -185,13 +185,14 @@ def _check_shapes(
             "down": (width, own.ffn_size),
         }
         expected |= {_name(index, role): sizes.get(role, (width,)) for role in _LAYER}
+    scales = {_name(index, "scale") for index in range(own.num_layers)}
+    expected |= dict.fromkeys(scales & shapes.keys(), (1,))  # a file may leave them out
     for name, shape in expected.items():
         if shapes.get(name) != shape:
             got = list(shapes[name]) if name in shapes else "nothing"
             raise LoadError(f"tensor {name} must have shape {list(shape)}, got {got}")
-    scales = {_name(index, "scale") for index in range(own.num_layers)}
     rest = {"lm_head.weight", _CENTROIDS, _ORDERING}
-    for name in shapes.keys() - expected.keys() - scales - rest:
+    for name in shapes.keys() - expected.keys() - rest:
         raise LoadError(f"tensor {name} is unexpected: the draft would leave it out")
 
 

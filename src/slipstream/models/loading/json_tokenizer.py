@@ -127,6 +127,8 @@ def _parse(source: str) -> Library:
 
 def _read_texts(library: Library, vocab_size: int) -> Sequence[str | None]:
     """Return each id's text, None for ids that the tokenizer does not have."""
+    if not library.get_vocab_size(with_added_tokens=False):
+        raise LoadError(f"{TOKENIZER}: the vocabulary must have at least 1 token, got 0")
     ids = library.get_vocab(with_added_tokens=True)
     most = max(ids.values(), default=-1)
     if not 0 <= most < vocab_size:

@@ -12,10 +12,19 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import LoadError
-from slipstream.models.loading.metadata import describe, read_bool, read_float, read_int, read_str
+from slipstream.models.loading.metadata import (
+    LARGEST,
+    SMALLEST,
+    describe,
+    read_bool,
+    read_float,
+    read_int,
+    read_str,
+)
 
 # Bounds that no model reaches, so that a damaged count is named and never multiplied out.
 MAX_LAYERS, MAX_WIDTH, MAX_CONTEXT = 1 << 12, 1 << 20, 1 << 30
+MAX_EPS = 1.0  # of a norm: beyond it, the norm would no longer be one
 
 
 class Keys:
@@ -41,12 +50,18 @@ class Keys:
         """Return a number of heads, columns or the like."""
         return self.integer(key, 1, MAX_WIDTH, default)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above 0; see `read_float`."""
-        return read_float(self._values, self._name(key), default)
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        low: float = SMALLEST,
+        high: float = LARGEST,
+    ) -> float:
+        """Return a number in [low, high]; see `read_float`."""
+        return read_float(self._values, self._name(key), default, low, high)
 
     def cap(self, key: str) -> float:
-        """Return a finite number above 0, or 0 where the key is absent or 0."""
+        """Return a number above 0, or 0 where the key is absent or 0."""
         if self._values.get(self._name(key)) == 0:
             return 0.0
         return self.number(key) if key in self else 0.0
@@ -117,6 +132,18 @@ class Keys:
             for key in self._values
             if key.startswith(self._prefix) and key[start:] not in self._read
         ]
+
+    def refuse_unread(self, what: str) -> None:
+        """Refuse keys that were not looked at.
+
+        Raises:
+            LoadError: there is one; it is named.
+        """
+        for key in self.unread():
+            raise LoadError(
+                f"{self._prefix}{key} is not known of {what}: it must be absent or null, got "
+                f"{describe(self.raw(key))}"
+            )
 
     def _name(self, key: str) -> str:
         self._read.add(key)

@@ -6,7 +6,6 @@ needs and in which range; anything else is a LoadError.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -17,6 +16,8 @@ from slipstream.models.loading.cursor import Value
 
 T = TypeVar("T")
 Metadata = Mapping[str, Value]
+# What no constant of a model reaches, and float32 holds with room for its square to spare.
+SMALLEST, LARGEST = 1e-18, 1e18
 
 
 def read_int(metadata: Metadata, key: str, low: int, high: int, default: int | None = None) -> int:
@@ -40,23 +41,29 @@ def read_int(metadata: Metadata, key: str, low: int, high: int, default: int | N
     if isinstance(value, bool) or not isinstance(value, int):
         raise LoadError(f"{key} must be an integer, got {describe(value)}")
     if not low <= value <= high:
-        raise LoadError(f"{key} must be in [{low}, {high}], got {value}")
+        raise LoadError(f"{key} must be in [{low}, {high}], got {describe(value)}")
     return value
 
 
-def read_float(metadata: Metadata, key: str, default: float | None = None) -> float:
-    """Return a finite number above 0; a missing key gives `default`, if there is one.
+def read_float(
+    metadata: Metadata,
+    key: str,
+    default: float | None = None,
+    low: float = SMALLEST,
+    high: float = LARGEST,
+) -> float:
+    """Return a number in [low, high]; a missing key gives `default`, if there is one.
 
     Raises:
-        LoadError: missing, of another type, not finite or not above 0.
+        LoadError: missing, of another type or out of range.
     """
     value = metadata.get(key)
     if value is None:
         return _default(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise LoadError(f"{key} must be a number, got {describe(value)}")
-    if not (math.isfinite(value) and value > 0):
-        raise LoadError(f"{key} must be finite and above 0, got {value}")
+    if not low <= value <= high:  # an integer of any size compares, NaN never does
+        raise LoadError(f"{key} must be in [{low:g}, {high:g}], got {describe(value)}")
     return float(value)
 
 
@@ -103,7 +110,8 @@ def describe(value: Value | None) -> str:
     if value is None:
         return "nothing (the key is missing)"
     if isinstance(value, list):
-        return f"an array of {len(value)} texts"
+        kind = "texts" if all(isinstance(item, str) for item in value) else "entries"
+        return f"an array of {len(value)} {kind}"
     if isinstance(value, np.ndarray):
         return f"an array of {value.size} numbers"
     text = repr(value)

@@ -59,10 +59,11 @@ def quantize(
         part = slice(low, low + rows)
         chunk = DenseTensor(values=tensor.values[part], dtype=tensor.dtype).dequantize()
         groups = chunk.reshape(len(chunk), -1, GROUP)
-        if bias is None:
-            found, scale[part] = _round8(groups)
-        else:
-            found, scale[part], bias[part] = _round4(groups)
+        with np.errstate(all="ignore"):  # what is not finite shows in the scales
+            if bias is None:
+                found, scale[part] = _round8(groups)
+            else:
+                found, scale[part], bias[part] = _round4(groups)
         codes[part] = found.reshape(len(chunk), k)
 
     with ThreadPoolExecutor(_THREADS) as pool:  # numpy lets go of the lock while it computes

@@ -6,12 +6,14 @@ Scaling changes frequencies and nothing else, so it is done here once, in float6
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from slipstream.errors import LoadError
 from slipstream.models.arch import plain_frequencies
 from slipstream.models.loading.keys import MAX_CONTEXT, Keys
 
 TYPES = ("default", "linear", "llama3", "proportional")
+_NOTES = ("original_max_position_embeddings", "finetuned")  # without a say in what is computed
 
 
 def read_frequencies(rope: Keys, head_dim: int, theta: float | None = None) -> tuple[float, ...]:
@@ -22,22 +24,41 @@ def read_frequencies(rope: Keys, head_dim: int, theta: float | None = None) -> t
         theta: the base where the block has none.
 
     Raises:
-        LoadError: a kind of scaling that is not supported, or a value that is missing.
+        LoadError: a kind of scaling that is not supported, a value that is missing, or a key that
+            the kind does not have.
     """
-    base = rope.number("rope_theta", theta)
+    base = rope.number("rope_theta", theta, low=1)
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in TYPES:
         raise LoadError(f"rope_type must be one of {', '.join(TYPES)}, got {kind!r}")
-    plain = plain_frequencies(head_dim, base)
-    if kind == "default":
-        rope.must("partial_rotary_factor", 1)
-        return plain
+    frequencies = _scaled(rope, kind, plain_frequencies(head_dim, base))
+    rope.ignore(*_NOTES)
+    rope.refuse_unread(f"a rope of type {kind}")
+    return frequencies
+
+
+def of_kind(ropes: Keys, kind: str, kinds: Collection[str]) -> Keys:
+    """Return the block of one kind of layer among those of all `kinds`, which alone may be there.
+
+    Raises:
+        LoadError: something else is there, or the block is no object.
+    """
+    ropes.ignore(*kinds)
+    ropes.refuse_unread(f"parameters of {' and '.join(kinds)}")
+    return ropes.block(kind)
+
+
+def _scaled(rope: Keys, kind: str, plain: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the frequencies as a kind of scaling has them."""
     if kind == "proportional":
-        turning = int(rope.number("partial_rotary_factor", 1.0) * head_dim // 2)
-        factor = rope.number("factor", 1.0)
+        turning = int(rope.number("partial_rotary_factor", 1.0, high=1) * len(plain))
+        factor = rope.number("factor", 1.0, low=1)
         return tuple(f / factor if i < turning else 0.0 for i, f in enumerate(plain))
     rope.must("partial_rotary_factor", 1)
-    factor = rope.number("factor")
+    if kind == "default":
+        rope.must("factor", 1)
+        return plain
+    factor = rope.number("factor", low=1)
     if kind == "linear":
         return tuple(frequency / factor for frequency in plain)
     return _llama3(rope, plain, factor)

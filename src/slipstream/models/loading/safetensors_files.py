@@ -32,6 +32,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MAX_HEADER = 100 << 20  # the format's own limit
 _DTYPES = {"F32": ("f32", "<f4"), "F16": ("f16", "<f2"), "BF16": ("bf16", "<u2")}
 _WIDTHS = {"I64": 8, "F32": 4, "U32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1}
+_MAX_NAME = 255  # characters of a file's name: no file system has longer ones
 _HELD = 2  # tensors whose pages stay: one that is being repacked, one that is joined to it
 
 
@@ -187,8 +188,8 @@ def _find(folder: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name:
             raise LoadError(f"{INDEX} names a file outside of the folder: {name!r}")
-        if not (folder / name).is_file():
-            raise LoadError(f"{name}, which {INDEX} names, is missing", hint="fetch the rest")
+        if len(name) > _MAX_NAME or not (folder / name).is_file():
+            raise LoadError(f"{name:.80}, which {INDEX} names, is missing", hint="fetch the rest")
     return [folder / name for name in names]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.errors import LoadError
 from slipstream.models.arch import Arch, AttentionArch, score_scale
-from slipstream.models.loading.keys import MAX_CONTEXT, MAX_LAYERS, Keys
+from slipstream.models.loading.keys import MAX_CONTEXT, MAX_EPS, MAX_LAYERS, Keys
 from slipstream.models.loading.rope import read_frequencies
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -40,7 +40,7 @@ def read_decoder(
         "ffn_size": keys.width("intermediate_size"),
         "vocab_size": keys.integer("vocab_size", 1, 1 << 31),
         "context_len": keys.integer("max_position_embeddings", 1, MAX_CONTEXT),
-        "norm_eps": keys.number("rms_norm_eps", 1e-6),
+        "norm_eps": keys.number("rms_norm_eps", 1e-6, high=MAX_EPS),
         "tied_embedding": keys.flag("tie_word_embeddings", tied),
         "attention": layers,
         "kv_layers": tuple(range(len(layers))),
@@ -62,11 +62,13 @@ def read_attention(keys: Keys, **changes: Any) -> AttentionArch:
             f"hidden_size must be a multiple of num_attention_heads, got {hidden} and {heads}"
         )
     head_dim = keys.width("head_dim", max(hidden // heads, 1))
+    if "frequencies" not in changes:
+        changes["frequencies"] = read_one_rope(keys, head_dim)
     return make_attention(
         num_heads=heads,
         num_kv_heads=keys.width("num_key_value_heads", heads),
         head_dim=head_dim,
-        **({"frequencies": read_one_rope(keys, head_dim)} | changes),
+        **changes,
     )
 
 
@@ -99,9 +101,15 @@ def check_sizes(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
 def read_one_rope(keys: Keys, head_dim: int) -> tuple[float, ...]:
     """Return the frequencies where all layers turn alike; both spellings of the keys are read."""
     keys.must("partial_rotary_factor", 1)
-    theta = keys.number("rope_theta", 10000.0)
-    block = "rope_parameters" if "rope_parameters" in keys else "rope_scaling"
-    return read_frequencies(keys.block(block), head_dim, theta)
+    theta = keys.number("rope_theta", 10000.0, low=1)
+    name = "rope_parameters" if "rope_parameters" in keys else "rope_scaling"
+    block = keys.block(name)
+    if "rope_theta" in keys and block.number("rope_theta", theta) != theta:
+        raise LoadError(
+            f"rope_theta and {name}.rope_theta must be equal, got {theta:g} and "
+            f"{block.number('rope_theta'):g}"
+        )
+    return read_frequencies(block, head_dim, theta)
 
 
 def read_layer_types(keys: Keys, default: Sequence[str]) -> tuple[str, ...]:

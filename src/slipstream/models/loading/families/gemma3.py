@@ -28,7 +28,7 @@ from slipstream.models.loading.families.gguf_arch import (
     read_gguf_decoder,
 )
 from slipstream.models.loading.keys import MAX_CONTEXT, MAX_LAYERS, Keys
-from slipstream.models.loading.rope import read_frequencies
+from slipstream.models.loading.rope import of_kind, read_frequencies
 
 _PERIOD = 6  # layers from one that sees everything to the next
 _THETA, _LOCAL_THETA = 1e6, 1e4
@@ -81,11 +81,11 @@ def _describe(keys: Keys) -> Arch:
 
 def _frequencies(keys: Keys, kind: str, head_dim: int) -> tuple[float, ...]:
     """Read both spellings: a block for each kind of layer, or a base for each."""
-    theta = keys.number("rope_theta", _THETA)
-    local = keys.number("rope_local_base_freq", _LOCAL_THETA)
+    theta = keys.number("rope_theta", _THETA, low=1)
+    local = keys.number("rope_local_base_freq", _LOCAL_THETA, low=1)
     scaling = keys.block("rope_scaling")  # of the layers that see everything
     if "rope_parameters" in keys:
-        block = keys.block("rope_parameters").block(kind)
+        block = of_kind(keys.block("rope_parameters"), kind, (FULL, SLIDING))
         return read_frequencies(block, head_dim, theta if kind == FULL else local)
     if kind == FULL:
         return read_frequencies(scaling, head_dim, theta)
@@ -98,7 +98,7 @@ def _describe_gguf(header: GgufHeader) -> Arch:
     full = read_gguf_attention(header, qk_norm=True)
     if count == _SCALE_BY_HIDDEN:
         full = dataclasses.replace(full, scale=score_scale(hidden // full.num_heads))
-    local = keys.number("rope.freq_base_swa", _LOCAL_THETA)
+    local = keys.number("rope.freq_base_swa", _LOCAL_THETA, low=1)
     window = keys.integer("attention.sliding_window", 0, MAX_CONTEXT, 0)
     period = keys.integer("attention.sliding_window_pattern", 1, MAX_LAYERS, _PERIOD)
 

@@ -35,7 +35,7 @@ from slipstream.models.loading.families.gguf_arch import (
     read_gguf_frequencies,
 )
 from slipstream.models.loading.keys import MAX_CONTEXT, MAX_WIDTH, Keys
-from slipstream.models.loading.rope import read_frequencies
+from slipstream.models.loading.rope import of_kind, read_frequencies
 
 _PERIOD = 6  # layers from one that sees everything to the next, where they are not listed
 _LOCAL_THETA = 1e4
@@ -84,6 +84,7 @@ def _layers(keys: Keys, types: Sequence[str]) -> list[AttentionArch]:
     full_heads = keys.width("num_global_key_value_heads", keys.width("num_key_value_heads"))
     own: dict[str, Any] = {"num_key_value_heads": full_heads} if k_is_v else {}
     listed = keys.block("per_layer_config") if "per_layer_config" in keys else None
+    ropes = keys.block("rope_parameters")
     made: dict[tuple[str, int, int], AttentionArch] = {}
     layers = []
     for index, kind in enumerate(types):
@@ -99,7 +100,7 @@ def _layers(keys: Keys, types: Sequence[str]) -> list[AttentionArch]:
                 num_heads=heads,
                 num_kv_heads=kv_heads,
                 head_dim=size,
-                frequencies=read_frequencies(keys.block("rope_parameters").block(kind), size),
+                frequencies=read_frequencies(of_kind(ropes, kind, (FULL, SLIDING)), size),
                 window=keys.integer("sliding_window", 1, MAX_CONTEXT) if kind == SLIDING else 0,
                 k_is_v=k_is_v and kind == FULL,
                 **_COMMON,
@@ -158,7 +159,7 @@ def _describe_gguf(header: GgufHeader) -> Arch:
     for kind, suffix in ((FULL, ""), (SLIDING, "_swa")):
         must_equal(keys, f"attention.value_length{suffix}", sizes[kind])
         must_equal(keys, f"rope.dimension_count{suffix}", sizes[kind])
-    local = keys.number("rope.freq_base_swa", _LOCAL_THETA)
+    local = keys.number("rope.freq_base_swa", _LOCAL_THETA, low=1)
     frequencies = {
         FULL: read_gguf_frequencies(header, sizes[FULL]),
         SLIDING: plain_frequencies(sizes[SLIDING], local),

@@ -14,7 +14,7 @@ from slipstream.errors import LoadError
 from slipstream.models.arch import Arch, AttentionArch, plain_frequencies, score_scale
 from slipstream.models.loading.families.config_arch import check_sizes
 from slipstream.models.loading.families.family import GgufHeader
-from slipstream.models.loading.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
+from slipstream.models.loading.keys import MAX_CONTEXT, MAX_EPS, MAX_LAYERS, MAX_WIDTH, Keys
 
 _STILL = 1e29  # frequency factors from here on mean that a pair does not turn: files have 1e30
 OUTPUT, ROPE_FACTORS = "output.weight", "rope_freqs.weight"
@@ -51,7 +51,7 @@ def read_gguf_decoder(
         "ffn_size": keys.width("feed_forward_length"),
         "vocab_size": header.vocab_size,
         "context_len": keys.integer("context_length", 1, MAX_CONTEXT),
-        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon", high=MAX_EPS),
         "tied_embedding": not header.has(OUTPUT),
         "attention": layers,
         "kv_layers": tuple(range(len(layers))),
@@ -108,12 +108,12 @@ def must_equal(keys: Keys, key: str, head_dim: int) -> None:
 def read_gguf_frequencies(header: GgufHeader, head_dim: int) -> tuple[float, ...]:
     """Return the frequencies of layers that see everything."""
     keys = header.keys
-    frequencies = plain_frequencies(head_dim, keys.number("rope.freq_base", 10000.0))
+    frequencies = plain_frequencies(head_dim, keys.number("rope.freq_base", 10000.0, low=1))
     kind = keys.text("rope.scaling.type", "none")
     if kind not in ("none", "", "linear"):
         raise LoadError(f"rope.scaling.type must be none or linear, got {kind!r}")
     if kind == "linear":
-        factor = keys.number("rope.scaling.factor")
+        factor = keys.number("rope.scaling.factor", low=1)
         frequencies = tuple(frequency / factor for frequency in frequencies)
     if header.has(ROPE_FACTORS):
         factors = header.numbers(ROPE_FACTORS)
