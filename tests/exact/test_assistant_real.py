@@ -91,5 +91,5 @@ def test_what_cannot_be_loaded_says_so(model: Path, assistant: Path, tmp_path: P
         slipstream.load(model, CONFIG, drafter=str(tmp_path))
     with pytest.raises(ConfigError, match=r"k must be in \[0, 8\] with this drafter, got 12"):
         slipstream.load(model, CONFIG, drafter=str(assistant), k=12)
-    with pytest.raises(ConfigError, match=r"drafter must be one of .* or a path, got assistent"):
+    with pytest.raises(ConfigError, match=r"drafter must be .* or a model's name, got assistent"):
         slipstream.load(model, CONFIG, drafter="assistent")
