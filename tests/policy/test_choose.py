@@ -102,6 +102,17 @@ def test_a_compilation_in_serving_does_not_condemn_a_width() -> None:
     assert share_drafting(steps[-500:]) > 0.9
 
 
+@pytest.mark.parametrize("free", [True, False])
+def test_a_load_in_a_busy_moment_does_not_end_drafting(free: bool) -> None:
+    """mlx-dspark: what a hot device was timed at held for ever."""
+    world = flat_world(0.8, free=free, per_row=0.05)
+    busy = replace(world, forward_s=lambda rows, kv, now: 2.9 * world.forward_s(rows, kv, now))
+    policy = MeasuredPolicy(paid=not free)
+    calibrate(policy, busy)
+    steps = run(world, policy, random.Random(2), num_rounds=200)
+    assert share_drafting(steps[40:]) > 0.9
+
+
 def test_prose_then_code_then_prose_switches_both_ways() -> None:
     """oMLX 2995, TensorRT-LLM 12905: once off, off for the rest of the reply."""
     for free in (True, False):

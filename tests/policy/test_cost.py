@@ -140,3 +140,54 @@ def test_no_noise_makes_a_forward_take_no_time(
     expected = stairs.time_s(1, kv_tokens)
     assert expected is not None
     assert expected > 0.0
+
+
+def classic_step(forward_s: float, prefill_rows: int = 0) -> StepOutcome:
+    return StepOutcome(
+        rounds=[outcome(0, 0, forward_s)],
+        draft_s=0.0,
+        verify_s=forward_s,
+        round_s=1.1 * forward_s,
+        prefill_rows=prefill_rows,
+    )
+
+
+def loaded(factor: float) -> RoundCost:
+    """Return costs timed at load, on a machine whose times were off by a factor just then."""
+    cost = RoundCost()
+    for rows in range(1, 9):
+        cost.calibrate(rows, 0, factor * (1.0 + 0.1 * rows))
+    cost.drafting.calibrate(3, factor * 0.3)
+    return cost
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.2, 2.0, 2.9, 6.0])
+def test_first_classic_steps_correct_what_a_busy_load_timed(factor: float) -> None:
+    cost = loaded(factor)
+    for now in range(1, 7):
+        cost.observe(classic_step(1.1), now)
+    is_off = not 0.8 < factor < 1.25
+    for rows in range(2, 9):
+        believed = 1.0 if is_off else factor
+        assert cost.verify.time_s(rows, 0) == pytest.approx(believed * (1.0 + 0.1 * rows), rel=0.01)
+    assert cost.drafting.times(1)[3] == pytest.approx(0.3 * (1.0 if is_off else factor), rel=0.01)
+
+
+def test_what_was_run_in_service_is_not_corrected() -> None:
+    cost = loaded(3.0)
+    cost.observe(
+        StepOutcome(rounds=[outcome(3, 3, 1.4)], draft_s=0.0, verify_s=1.4, round_s=1.5), 1
+    )
+    own_s = cost.verify.time_s(4, 100)
+    for now in range(2, 9):
+        cost.observe(classic_step(1.1), now)
+    assert cost.verify.time_s(4, 100) == own_s
+    assert cost.verify.time_s(8, 0) == pytest.approx(1.8, rel=0.01)
+
+
+def test_steps_with_a_prompt_and_single_hiccups_correct_nothing() -> None:
+    cost = loaded(1.0)
+    for now, forward_s in enumerate([1.1, 9.9, 1.1, 9.9, 1.1, 1.1, 1.1], 1):
+        cost.observe(classic_step(5.5, prefill_rows=32), now)
+        cost.observe(classic_step(forward_s), now)
+    assert cost.verify.time_s(8, 0) == pytest.approx(1.8, rel=0.01)

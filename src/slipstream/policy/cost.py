@@ -102,6 +102,13 @@ class Staircase:
                 level.scale(ratio, since)
         self._lines.clear()
 
+    def correct(self, ratio: float) -> None:
+        """Multiply what was timed outside serving; see `Level.correct`."""
+        for levels in self._levels.values():
+            for level in levels.values():
+                level.correct(ratio)
+        self._lines.clear()
+
     def time_s(self, rows: int, kv_tokens: int) -> float | None:
         """Return the expected seconds, None where the bucket was never measured."""
         bucket = self.bucket(rows)

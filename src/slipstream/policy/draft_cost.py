@@ -81,6 +81,15 @@ class DraftCost:
             self._reading.scale(ratio, since)
         self._times.clear()
 
+    def correct(self, ratio: float) -> None:
+        """Multiply what was timed outside serving; see `Level.correct`."""
+        for levels in self._drafts.values():
+            for level in levels.values():
+                level.correct(ratio)
+        if self._reading is not None:
+            self._reading.correct(ratio)
+        self._times.clear()
+
     def calibrate(self, k: int, seconds: float, num: int = 1) -> None:
         """Take in the drafting of k tokens for each of `num` sequences, timed outside serving."""
         self._has_drafted = True

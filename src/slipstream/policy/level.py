@@ -97,6 +97,12 @@ class Level:
             self.deviation_s *= ratio
             self.strays.clear()
 
+    def correct(self, ratio: float) -> None:
+        """Multiply what was timed outside serving, unless a round has been timed here since."""
+        if self.seen_at <= 0:
+            self.seconds *= ratio
+            self.deviation_s *= ratio
+
     def state(self) -> list[float]:
         """Return (seconds, kv tokens, deviation, weight)."""
         return [self.seconds, self.kv_tokens, self.deviation_s, self.weight]

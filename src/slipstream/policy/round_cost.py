@@ -15,6 +15,7 @@ from slipstream.policy.cost import DEFAULT_EDGES, Staircase
 from slipstream.policy.draft_cost import DraftCost
 from slipstream.policy.estimate import fallback_multiple
 from slipstream.policy.level import Mean
+from slipstream.policy.load_check import LoadCheck
 from slipstream.types import MAX_K
 
 # Classic steps of a batch size before its first draft, and at a context octave that is new to it
@@ -63,6 +64,7 @@ class RoundCost:
         self.bandwidth_bound = bandwidth_bound
         self.pad_to = pad_to
         self._overheads = {False: Mean(), True: Mean()}  # by whether the round drafted
+        self._check = LoadCheck()
 
     def observe(self, outcome: StepOutcome, now: int, *, observed_before: bool = True) -> None:
         """Take in a step: its forward under its rows, a classic step as a whole as well.
@@ -82,6 +84,8 @@ class RoundCost:
         rows = batch + drafted + outcome.prefill_rows
         own_s = outcome.round_s - outcome.spent_s
         verify_s = outcome.verify_s or own_s
+        if not (self._check.is_over or drafted or outcome.prefill_rows) and outcome.verify_s:
+            self._compare(rows, kv, verify_s)
         self.verify.observe(self.padded(rows) if drafted else rows, kv, verify_s, now)
         if drafted == 0 and outcome.prefill_rows == 0:
             self._follow(self.classic.observe(batch, kv, own_s, now), now)
@@ -90,6 +94,13 @@ class RoundCost:
         rest_s = own_s - verify_s + decided_s
         self._overheads[drafted > 0].add(rest_s, OVERHEAD_JUMP * outcome.round_s)
         self.drafting.observe(outcome, now, observed_before=observed_before)
+
+    def _compare(self, rows: int, kv_tokens: int, forward_s: float) -> None:
+        """Correct what was timed at load by the first classic steps; see load_check."""
+        ratio = self._check.add(rows, self.verify.time_s(rows, kv_tokens), forward_s)
+        if ratio != 1.0:
+            self.verify.correct(ratio)
+            self.drafting.correct(ratio)
 
     def _follow(self, ratio: float, now: int) -> None:
         """Believe of all times what was just believed of a classic step: the machine has changed.
@@ -238,6 +249,7 @@ class RoundCost:
         self.verify.restore(state["verify"])
         self.classic.restore(state["classic"], LONG_AGO)
         self.drafting.restore(state)
+        self._check = LoadCheck()
         for mean, (seconds, weight) in zip(
             self._overheads.values(), state["overheads"], strict=True
         ):
