@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream.drafters.base import Ask
-from slipstream.kernels.ops import DraftRows, DraftStep, Int32, Step
+from slipstream.kernels.ops import DraftRows, DraftStep, Step, page_table
 
 NAME = "assistant"
 
@@ -138,19 +138,10 @@ def draft_rows(asks: Sequence[Ask], k: int) -> DraftRows:
     return DraftRows(
         token_ids=tokens,
         positions=positions,
-        page_table=_page_table([ask.pages for ask in asks]),
+        page_table=page_table([ask.pages for ask in asks]),
         kept_rows=rows,
         k=k,
         temperatures=np.array([ask.temperature for ask in asks], np.float32),
         seeds=np.array([ask.seed for ask in asks], np.uint64),
         choices=np.array([ask.choice for ask in asks], np.uint32),
     )
-
-
-def _page_table(tables: Sequence[Int32]) -> Int32:
-    if len(tables) == 1:
-        return tables[0][None]
-    out = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for index, pages in enumerate(tables):
-        out[index, : len(pages)] = pages
-    return out

@@ -28,7 +28,7 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.drafters.base import Ask
-from slipstream.kernels.ops import F32, PAGE_SIZE, Int32, Rows, Step, StepResult
+from slipstream.kernels.ops import F32, PAGE_SIZE, Int32, Rows, Step, StepResult, page_table
 from slipstream.types import MAX_K
 
 NAME = "draft_model"
@@ -309,13 +309,3 @@ class DraftModelDrafter:
     def feed(self) -> int:
         """Return where a forward writes the KV of the last draft."""
         return self.kv_len + len(self.drafted) - 1
-
-
-def page_table(tables: Sequence[Int32]) -> Int32:
-    """Return the pages of some sequences as one table, short ones filled up with page 0."""
-    if len(tables) == 1:
-        return tables[0][None]
-    out = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for index, pages in enumerate(tables):
-        out[index, : len(pages)] = pages
-    return out

@@ -36,8 +36,7 @@ from slipstream.kernels.ops import Backend
 from slipstream.models.arch import Arch
 from slipstream.models.head import HeadCheckpoint
 from slipstream.models.loading import ModelFile, open_model, resolve_model
-from slipstream.models.loading.assistant import is_assistant
-from slipstream.models.loading.heads import read_head
+from slipstream.models.loading.heads import is_assistant, read_head
 from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import load_profile, passes_sentinel
 

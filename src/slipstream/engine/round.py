@@ -17,7 +17,7 @@ from slipstream.drafters.base import Chosen, Drafter
 from slipstream.drafters.combined import source_of
 from slipstream.engine.request import Request
 from slipstream.engine.sampling import PickSettings, TokenLogprobs
-from slipstream.kernels.ops import F32, Picks, Rows
+from slipstream.kernels.ops import F32, Picks, Rows, page_table
 from slipstream.policy.base import RoundOutcome, RoundView
 
 PADDING_POSITION = -1
@@ -231,7 +231,7 @@ def pack(batch: Sequence[Round], *, pad_to: int = 1) -> Rows:
         token_ids=rows[0],
         positions=rows[1],
         sequences=rows[2],
-        page_table=_page_table(batch),
+        page_table=page_table([part.request.sequence.pages for part in batch]),
         logit_rows=np.array(logit_rows, np.int32),
         picks=_picks(batch),
     )
@@ -269,14 +269,3 @@ def padding_multiple(config: EngineConfig) -> int:
     """
     tile = config.tile_m if config.verify_kernel == "tile" else 1
     return tile if config.verify_pad in ("auto", "off") else math.lcm(tile, int(config.verify_pad))
-
-
-def _page_table(batch: Sequence[Round]) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-    """Return the pages of every sequence, short ones filled up with page 0 that nobody reads."""
-    tables = [part.request.sequence.pages for part in batch]
-    if len(tables) == 1:
-        return tables[0][None]
-    out = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for index, pages in enumerate(tables):
-        out[index, : len(pages)] = pages
-    return out

@@ -126,6 +126,19 @@ class Rows:
     picks: Picks | None = None
 
 
+def page_table(tables: Sequence[Int32]) -> Int32:
+    """Return the pages of some sequences as one table, short ones filled up with page 0.
+
+    Nobody reads what is filled up.
+    """
+    if len(tables) == 1:
+        return tables[0][None]
+    out = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for index, pages in enumerate(tables):
+        out[index, : len(pages)] = pages
+    return out
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What a step returns; arrays are views that the next step overwrites.

@@ -159,20 +159,6 @@ class Assistant:
         )
 
 
-def is_assistant(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a folder is to be read as an assistant's, rather than as a whole model.
-
-    A folder without a configuration that can be read is neither; an assistant's reader says best
-    what it lacks.
-    """
-    try:
-        block = json.loads((Path(path) / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return Path(path).is_dir()
-    kind = block.get("model_type") if isinstance(block, dict) else None
-    return not isinstance(kind, str) or "assistant" in kind
-
-
 def read_assistant(path: str | os.PathLike[str], arch: Arch, fingerprint: str) -> Assistant:
     """Read a checkpoint for a target.
 

@@ -30,9 +30,20 @@ def read_head(path: str | os.PathLike[str], arch: Arch, fingerprint: str) -> Hea
     return read_assistant(path, arch, fingerprint)
 
 
+def is_assistant(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a folder is to be read as an assistant's, rather than as a whole model.
+
+    A folder without a configuration that can be read is neither; an assistant's reader says best
+    what it lacks.
+    """
+    kind = _model_type(Path(path))
+    return Path(path).is_dir() and (not isinstance(kind, str) or "assistant" in kind)
+
+
 def _model_type(path: Path) -> object:
+    """Return what a folder's configuration calls itself, None where there is nothing to read."""
     try:
         block = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None  # the reader says what is wrong with it
+        return None
     return block.get("model_type") if isinstance(block, dict) else None
