@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +48,44 @@ def engine_of(folder: Path, backend: str, *, drafts: bool, **settings: Any) -> E
     return Engine(target, FakeTokenizer(), config=config, make_drafters=makers)
 
 
-def replies(engine: Engine, temperature: float) -> list[Any]:
+def replies(
+    engine: Engine, temperature: float, prompts: Sequence[list[int]] = PROMPTS
+) -> list[Any]:
     params = SamplingParams(
         max_tokens=COUNT, ignore_eos=True, temperature=temperature, seed=3 if temperature else None
     )
-    found = engine.generate(PROMPTS, params)
+    found = engine.generate(prompts, params)
     assert engine.pages.num_taken == 0
     return found
 
 
+@pytest.fixture(params=BACKENDS)
+def backend_name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_pair_says_what_its_target_says_alone(
-    folder: Path, backend: str, temperature: float
+    folder: Path, backend_name: str, temperature: float
 ) -> None:
-    with engine_of(folder, backend, drafts=False) as engine:
+    with engine_of(folder, backend_name, drafts=False) as engine:
         classic = [reply.token_ids for reply in replies(engine, temperature)]
     for k in (1, 4, 15):
-        with engine_of(folder, backend, drafts=True, k=k) as engine:
+        with engine_of(folder, backend_name, drafts=True, k=k) as engine:
             got = replies(engine, temperature)
         assert [reply.token_ids for reply in got] == classic
         assert all(reply.speculation.drafted > 0 for reply in got)
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_a_pair_says_the_same_in_any_company(folder: Path, backend_name: str, chunk: int) -> None:
+    for temperature in (0.0, 0.9):
+        with engine_of(folder, backend_name, drafts=False) as engine:
+            classic = [reply.token_ids for reply in replies(engine, temperature)]
+        with engine_of(folder, backend_name, drafts=True, k=4, prefill_chunk=chunk) as engine:
+            found = replies(engine, temperature)
+            for prompt in PROMPTS:  # alone, on cached prefixes now
+                found += replies(engine, temperature, [prompt])
+            assert engine.target.head is not None
+            assert not engine.target.head.declined
+        assert [reply.token_ids for reply in found] == classic * 2

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.config import EngineConfig
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.engine.draft_model import DraftSource, draft_source
+from slipstream.engine.draft_model import DraftSource
 from slipstream.engine.load import choose_backend, choose_paid, load
 from slipstream.engine.memory import plan_memory
 from slipstream.engine.target import build_target
@@ -142,14 +142,6 @@ def test_a_model_that_is_not_there_is_named(models: tuple[Path, Path], tmp_path:
     (tmp_path / "empty").mkdir()
     with pytest.raises(LoadError, match=r"config\.json is missing"):
         load(target, drafter=str(tmp_path / "empty"))
-
-
-def test_a_back_end_that_serves_none_says_so(models: tuple[Path, Path]) -> None:
-    target, draft = map(open_model, models)
-    backend: Any = type("Backend", (), {"name": "cuda"})()
-    with pytest.raises(LoadError, match="served on cpu and reference, got cuda") as caught:
-        draft_source(target, draft, backend)
-    assert "ngram" in (caught.value.hint or "")
 
 
 def planned(weights: int, **settings: Any) -> Any:

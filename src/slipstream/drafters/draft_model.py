@@ -28,7 +28,16 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.drafters.base import Ask
-from slipstream.kernels.ops import F32, PAGE_SIZE, Int32, Rows, Step, StepResult, page_table
+from slipstream.kernels.ops import (
+    F32,
+    PAGE_SIZE,
+    Int32,
+    Picks,
+    Rows,
+    Step,
+    StepResult,
+    page_table,
+)
 from slipstream.types import MAX_K
 
 NAME = "draft_model"
@@ -70,6 +79,11 @@ class _Draft:
     own: DraftModelDrafter
     tokens: list[int] = field(default_factory=list)
 
+    @property
+    def position(self) -> int:
+        """Where its next token goes."""
+        return len(self.ask.token_ids) + len(self.tokens)
+
 
 class DraftModel:
     """Drafts for all sequences of a target.
@@ -77,7 +91,8 @@ class DraftModel:
     Args:
         step: its compiled forward, of `chunk` rows and `ORDINARY_ROWS` for each sequence.
         pages: of its KV.
-        pick: chooses a token of a row as the request's sampler would, without its penalties.
+        pick: chooses a token of a row as the request's sampler would, without its penalties; a step
+            that samples does so itself.
         vocab_size: ids that both models know are below it.
         max_len: positions that it knows.
         max_seqs: sequences that may ask at once.
@@ -100,6 +115,7 @@ class DraftModel:
         chunk: int,
     ) -> None:
         self._step, self.pages, self._pick = step, pages, pick
+        self._samples: bool = getattr(step, "samples", False)
         self.vocab_size, self.max_len = vocab_size, max_len
         self._max_seqs, self.chunk = max_seqs, chunk
         self.max_k = MAX_K
@@ -193,6 +209,7 @@ class DraftModel:
                 sequences=rows[2],
                 page_table=page_table([draft.own.pages for draft, _, _ in parts]),
                 logit_rows=np.array(logit_rows, np.int32),
+                picks=_picks(wanted) if self._samples else None,
             )
         )
 
@@ -200,14 +217,13 @@ class DraftModel:
         """Choose the next token of each sequence; return those that have one."""
         picked = []
         for row, draft in enumerate(drafts):
-            ask = draft.ask
-            if ask.temperature > 0.0:
-                position = len(ask.token_ids) + len(draft.tokens)
-                token = self._pick(result.logits[row, : self.vocab_size], ask, position)
-            else:
-                token = int(result.argmax[row])
-                if token >= self.vocab_size:  # a padding row of the embedding
-                    token = int(result.logits[row, : self.vocab_size].argmax())
+            ask, token = draft.ask, int(result.argmax[row])
+            is_padding = token >= self.vocab_size  # a row of the embedding that means nothing
+            if ask.temperature > 0.0 and (is_padding or not self._samples):
+                known = result.logits[row, : self.vocab_size]
+                token = self._pick(known, ask, draft.position)
+            elif is_padding:
+                token = int(result.logits[row, : self.vocab_size].argmax())
             if token >= 0:
                 draft.tokens.append(token)
                 draft.own.drafted.append(token)
@@ -217,6 +233,22 @@ class DraftModel:
     def _decline(self, reason: str) -> None:
         self.declined[reason] += 1
         _log.debug("the draft model declines: %s", reason)
+
+
+def _picks(drafts: Sequence[_Draft]) -> Picks | None:
+    """Return how a step chooses the next tokens, None where all are the largest logits."""
+    asks = [draft.ask for draft in drafts]
+    if not any([ask.temperature for ask in asks]):  # noqa: C419 - in every draft step
+        return None
+    return Picks(
+        temperatures=np.array([ask.temperature for ask in asks], np.float32),
+        top_k=np.array([ask.top_k for ask in asks], np.int32),
+        top_p=np.array([ask.top_p for ask in asks], np.float64),
+        min_p=np.array([ask.min_p for ask in asks], np.float64),
+        seeds=np.array([ask.seed for ask in asks], np.uint64),
+        choices=np.array([ask.choice for ask in asks], np.uint32),
+        positions=np.array([draft.position for draft in drafts], np.uint32),
+    )
 
 
 _Part = tuple[_Draft, int, Sequence[int]]  # whose tokens, from which position

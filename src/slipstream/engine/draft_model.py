@@ -11,8 +11,7 @@ from slipstream.config import EngineConfig
 from slipstream.drafters.base import Ask
 from slipstream.drafters.draft_model import ORDINARY_ROWS, DraftModel, Pick
 from slipstream.engine.pages import PagePool
-from slipstream.engine.sampling import native_kernel, reference_kernel
-from slipstream.errors import LoadError
+from slipstream.engine.sampling import kernel_beside
 from slipstream.kernels.noise import NoiseKey
 from slipstream.kernels.ops import F32, Backend, KVCache
 from slipstream.models.arch import Arch
@@ -20,7 +19,6 @@ from slipstream.models.decoder import DecoderWeights, forward
 from slipstream.models.loading import ModelFile
 from slipstream.models.loading.same_vocabulary import check_same_vocabulary
 
-BACKENDS = ("cpu", "reference")
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
@@ -44,18 +42,12 @@ class DraftSource:
         return config.prefill_chunk + ORDINARY_ROWS * config.max_num_seqs
 
 
-def draft_source(target: ModelFile, draft: ModelFile, backend: Backend) -> DraftSource:
+def draft_source(target: ModelFile, draft: ModelFile) -> DraftSource:
     """Return a model as a drafter of another.
 
     Raises:
-        LoadError: the back end does not serve draft models yet.
         MismatchError: their vocabularies differ.
     """
-    if backend.name not in BACKENDS:
-        raise LoadError(
-            f"a draft model is served on {' and '.join(BACKENDS)}, got {backend.name}",
-            hint="use drafter ngram, or device cpu",
-        )
     check_same_vocabulary(target.tokenizer, draft.tokenizer)
     return DraftSource(arch=draft.arch, load_weights=draft.load_weights)
 
@@ -95,8 +87,7 @@ def build_draft_model(
 
 def _pick_on(backend: Backend) -> Pick:
     """Return what picks a draft as a request's sampler would, penalties apart."""
-    isa = getattr(backend, "isa", None)
-    kernel = reference_kernel() if isa is None else native_kernel(isa)
+    kernel = kernel_beside(backend)
 
     def pick(logits: F32, ask: Ask, position: int) -> int:
         return kernel.pick(

@@ -29,7 +29,7 @@ from slipstream.engine.prompt import Prompt, Template, prompt_ids
 from slipstream.engine.reply import last_chunk, make_chunk, make_reply
 from slipstream.engine.request import Request
 from slipstream.engine.round import Round, padding_multiple
-from slipstream.engine.sampling import PickKernel, built_isa, native_kernel, reference_kernel
+from slipstream.engine.sampling import kernel_beside
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.stats import EngineStats
 from slipstream.engine.target import Target
@@ -89,7 +89,7 @@ class Engine(Front):
         self.pairing = pairing or Pairing.fresh(config, make_drafters)
         self.policy = self.pairing.policy
         self.observers: list[phases.Observer] = []  # told every step in full, e.g. to record it
-        self._kernel = _pick_kernel(target)
+        self._kernel = kernel_beside(target.backend)
         self._grammars = Grammars(tokenizer, target.arch.vocab_size)
         self._pad_to = padding_multiple(config)
         self._clock = clock
@@ -325,14 +325,3 @@ class Engine(Front):
             drafting.let_go(request)
             if self.policy is not None:
                 self.policy.forget(request.number)
-
-
-def _pick_kernel(target: Target) -> PickKernel:
-    """Return the sampler's kernel: compiled where it is built, else numpy; the bytes agree.
-
-    The reference back end stays numpy throughout.
-    """
-    isa = getattr(target.backend, "isa", None)
-    if getattr(target.backend, "name", None) == "cuda":  # for what a step does not sample itself
-        isa = built_isa()
-    return reference_kernel() if isa is None else native_kernel(isa)

@@ -182,7 +182,7 @@ def choose_paid(config: EngineConfig, file: ModelFile, backend: Backend) -> Paid
     named = config.paid_drafter
     if may_name_model(named) and not is_assistant(Path(named)):
         draft = open_model(resolve_model(named))
-        return Paid(draft=draft_source(file, draft, backend), key=f"draft {draft.fingerprint}")
+        return Paid(draft=draft_source(file, draft), key=f"draft {draft.fingerprint}")
     assistant, key = choose_assistant(config, file.arch, file.fingerprint, backend)
     return Paid(assistant=assistant, key=key)
 

@@ -32,7 +32,6 @@ GELU = "the activation gelu_tanh"
 EMBEDDING_SCALE = "scaled embeddings"
 POST_NORMS = "norms after attention and MLP"
 LOGIT_SOFTCAP = "a soft-cap of logits"
-VOCAB_CLUSTERS = "a draft vocabulary in clusters"  # of heads
 
 Activation = Literal["silu", "gelu_tanh"]
 

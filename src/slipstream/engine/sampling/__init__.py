@@ -5,7 +5,12 @@ turn penalties, bias and bans into replaced logits, and `Sampler` picks the toke
 """
 
 from slipstream.engine.sampling.history import RowHistory
-from slipstream.engine.sampling.kernel import PickKernel, built_isa, native_kernel, reference_kernel
+from slipstream.engine.sampling.kernel import (
+    PickKernel,
+    kernel_beside,
+    native_kernel,
+    reference_kernel,
+)
 from slipstream.engine.sampling.processors import Processors
 from slipstream.engine.sampling.sampler import PickSettings, Sampler, no_token
 from slipstream.engine.sampling.validation import validate_sampling
@@ -18,7 +23,7 @@ __all__ = [
     "RowHistory",
     "Sampler",
     "TokenLogprobs",
-    "built_isa",
+    "kernel_beside",
     "native_kernel",
     "no_token",
     "reference_kernel",

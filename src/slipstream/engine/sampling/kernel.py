@@ -101,6 +101,17 @@ def native_kernel(isa: str) -> PickKernel:
     return _Native(isa)
 
 
+def kernel_beside(backend: object) -> PickKernel:
+    """Return what picks on the host beside a back end: compiled where it is built, else numpy.
+
+    The bytes agree. The reference back end stays numpy throughout.
+    """
+    isa = getattr(backend, "isa", None)
+    if getattr(backend, "name", None) == "cuda":  # for what a step does not sample itself
+        isa = built_isa()
+    return reference_kernel() if isa is None else native_kernel(isa)
+
+
 def built_isa() -> str | None:
     """Return the best ISA path of the compiled kernels here, None where there are none."""
     try:

@@ -7,6 +7,8 @@ once, at the end. What the target keeps is read where its step left it.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +18,7 @@ from slipstream.kernels.cuda.graphs import ROW_BUCKETS, CudaStep, Launch, bucket
 from slipstream.kernels.cuda.inputs import Inputs
 from slipstream.kernels.cuda.kernels import DraftKernels, StepKernels, Vector
 from slipstream.kernels.cuda.linear import CudaWeight, embed
-from slipstream.kernels.cuda.pages import WHO, KVLayer
+from slipstream.kernels.cuda.pages import KVLayer
 from slipstream.kernels.cuda.recorder import (
     THREADS,
     Buffer,
@@ -25,17 +27,8 @@ from slipstream.kernels.cuda.recorder import (
     Recorder,
 )
 from slipstream.kernels.ops import Clusters, DraftRows, HeadNorms, Int32, Rows
-from slipstream.models.arch import (
-    QK_NORM,
-    SCORE_SOFTCAP,
-    SLOWER,
-    VOCAB_CLUSTERS,
-    WINDOW,
-    unsupported,
-)
 
-# What the attention of a draft has never met on a device.
-UNSEEN = frozenset({WINDOW, SCORE_SOFTCAP})
+CLUSTER_THREADS = 256  # draft.cu
 PICK_BLOCKS = 32  # of a row: 8,192 logits are then one a thread
 # Draw in draft.cu.
 _DRAW = np.dtype(
@@ -73,6 +66,7 @@ class DraftRecorder(Recorder):
         self._found = torch.zeros(rows, dtype=torch.int64, device="cuda")
         self._arrivals = torch.zeros(rows, dtype=torch.int32, device="cuda")
         self._ends: list[int] = []  # launches up to each pick
+        self._tables: dict[int, tuple[Int32, torch.Tensor]] = {}  # on the device, by identity
 
     def kept(self, index: int) -> Kept:
         """Return what the target keeps."""
@@ -114,17 +108,16 @@ class DraftRecorder(Recorder):
         *,
         advance: bool = True,
     ) -> Buffer:
-        """Record the rotation of q."""
-        if norms is not None:
-            raise unsupported("the assistant", [f"{QK_NORM} in a draft"], WHO, SLOWER)
-        return self._norm_rope(q, kv, None, num_heads, 0, shift=1 + advance * len(self._ends))
+        """Record norms and rotation of q."""
+        shift = 1 + len(self._ends) if advance else 1
+        return self._norm_rope(q, kv, norms, num_heads, 0, shift=shift)
 
     def attention(  # type: ignore[override]
         self, q: Buffer, kv: KVLayer, num_heads: int, window: int | None = None
     ) -> Buffer:
         """Record attention over the positions before the anchors."""
-        if unseen := kv.attention.features & UNSEEN:
-            raise unsupported("the assistant's target", unseen, f"a draft on {WHO}", SLOWER)
+        if window is not None:
+            kv = replace(kv, attention=replace(kv.attention, window=window))
         return self._attend(q, kv, num_heads)
 
     def pick(
@@ -135,21 +128,44 @@ class DraftRecorder(Recorder):
         clusters: Clusters | None = None,
     ) -> None:
         """Record the output product and the choice."""
+        marks, members, num_clusters = None, None, 0
         if clusters is not None:
-            raise unsupported("the assistant", [VOCAB_CLUSTERS], WHO, SLOWER)
-        logits = self.linear(x, weight).tensor
-        ids = torch.from_numpy(np.array(token_ids, np.int32)).cuda()
+            marks, num_clusters = self._mark(x, clusters), clusters.centroids.n
+            members = self._table(clusters.members)
+        logits = self.linear(x, weight)
         step, width, inputs = len(self._ends), weight.n, self._inputs
         kernel, overlap = self._draft_kernels.pick_drafts, self._kernels.overlap
-        head = (logits, self._draws)
-        tail = (ids, self._tokens[step], self._drafted[step], self._found, self._arrivals)
+        head = (logits.tensor, self._draws)
+        among = (members, None if marks is None else marks.tensor, num_clusters)
+        found = (self._tokens[step], self._drafted[step], self._found, self._arrivals)
+        tail = (self._table(token_ids), *among, *found, width, step)
 
         def launch(rows: int, _: int) -> None:
-            arguments = (*head, inputs.positions, *tail, width, step)
+            arguments = (*head, inputs.positions, *tail)
             kernel.launch((PICK_BLOCKS, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
 
         self._add(launch)
         self._ends.append(len(self._launches))
+
+    def _mark(self, x: Buffer | Normed, clusters: Clusters) -> Buffer:
+        """Record which clusters are a row's best: 1 for each of them, 0 for the others."""
+        scores = self.linear(x, clusters.centroids)
+        marks = self._buffer(torch.int32, scores.width)
+        blocks = math.ceil(scores.width / CLUSTER_THREADS)
+        kernel, overlap = self._draft_kernels.mark_clusters, self._kernels.overlap
+        arguments = (scores.tensor, marks.tensor, scores.width, clusters.top)
+
+        def launch(rows: int, _: int) -> None:
+            kernel.launch((blocks, rows, 1), (CLUSTER_THREADS, 1, 1), arguments, overlap=overlap)
+
+        self._add(launch)
+        return marks
+
+    def _table(self, values: Int32) -> torch.Tensor:
+        """Return whole numbers on the device, one copy for all draft steps."""
+        if id(values) not in self._tables:
+            self._tables[id(values)] = values, torch.from_numpy(np.array(values, np.int32)).cuda()
+        return self._tables[id(values)][1]
 
     def finish_draft(self) -> CudaDraft:
         """Return the step that replays what was recorded."""

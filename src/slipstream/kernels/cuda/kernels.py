@@ -38,7 +38,7 @@ LAYER_KERNELS = (
     *("rms_norm", "round_rows", "pick_rows", "norm_add", "gated", "cap_logits"),
     *("rope_append", "norm_rope"),
 )
-DRAFT_KERNELS = ("pick_drafts",)
+DRAFT_KERNELS = ("mark_clusters", "pick_drafts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +177,7 @@ class AttentionBuild:
 class DraftKernels:
     """What a draft launches besides the kernels of a step."""
 
+    mark_clusters: Kernel
     pick_drafts: Kernel
 
     @classmethod

@@ -1,5 +1,5 @@
-// What an assistant's draft does besides the kernels of a step: pick the token that the next draft step
-// begins with.
+// What an assistant's draft does besides the kernels of a step: find the clusters of its vocabulary that
+// it may pick from, and pick the token that the next draft step begins with.
 //
 // `positions` are those of the last token before the anchors, up to which attention sees; -1 is
 // padding. In draft step `step`, from 0, a row stands at positions + 1 + step.
@@ -12,11 +12,37 @@ struct Draw {
     unsigned seed_low, seed_high, choice;
 };
 
+#define CLUSTER_THREADS 256
+
+// Mark the `top` clusters with the largest scores of each row, the first of equals before the others: one
+// is among them if fewer than `top` come before it. Grid (blocks of clusters, rows).
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
+    mark_clusters(const float* scores, int* marks, int clusters, int top) {
+    __shared__ unsigned others[CLUSTER_THREADS];
+    wait_for_inputs();
+    const float* row = scores + (size_t)blockIdx.y * clusters;
+    const int own = blockIdx.x * CLUSTER_THREADS + threadIdx.x;
+    const auto key_of = [&](int i) { return i < clusters ? ordered_bits(row[i]) : 0u; };
+    const unsigned key = key_of(own);
+    int before = 0;
+    for (int first = 0; first < clusters; first += CLUSTER_THREADS) {
+        __syncthreads();  // all are done with the keys before
+        others[threadIdx.x] = key_of(first + threadIdx.x);
+        __syncthreads();
+        const int count = min(CLUSTER_THREADS, clusters - first);
+        for (int i = 0; i < count; i++)
+            before += others[i] > key || (others[i] == key && first + i < own);
+    }
+    if (own < clusters) marks[(size_t)blockIdx.y * clusters + own] = before < top;
+}
+
 // The first of the largest scores of each row, by way of `ids` to the target's token. Grid (blocks of a
 // row, rows). `found` and `arrivals` have a zero for every row, zero again at the end. `drafted` is host
 // memory, `tokens` what the next draft step embeds.
+//   members: each token's cluster, of which only marked ones count; null where nothing is clustered.
 extern "C" __global__ void pick_drafts(const float* logits, const Draw* draws, const int* positions,
-                                       const int* ids, int* tokens, int* drafted,
+                                       const int* ids, const int* members, const int* marks,
+                                       int clusters, int* tokens, int* drafted,
                                        unsigned long long* found, unsigned* arrivals, int width,
                                        int step) {
     __shared__ bool is_last;
@@ -25,8 +51,10 @@ extern "C" __global__ void pick_drafts(const float* logits, const Draw* draws, c
     const Draw draw = draws[r];
     const unsigned position = (unsigned)(positions[r] + 2 + step);
     const float* row = logits + (size_t)r * width;
+    const int* marked = marks + (size_t)r * clusters;
     unsigned long long best = 0;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < width; i += gridDim.x * blockDim.x) {
+        if (members != nullptr && !marked[members[i]]) continue;
         float score = row[i];
         if (draw.temperature > 0.0f) {
             const unsigned id = (unsigned)ids[i];
@@ -52,6 +80,7 @@ extern "C" __global__ void pick_drafts(const float* logits, const Draw* draws, c
     if (!is_last || threadIdx.x != 0) return;
     __threadfence();
     best = atomicExch(found + r, 0ull);
-    tokens[r] = drafted[r] = ids[0xffffffffu - (unsigned)best];
+    // Clusters without a token leave nothing to pick from: any token is as good then.
+    tokens[r] = drafted[r] = ids[best ? 0xffffffffu - (unsigned)best : 0u];
     arrivals[r] = 0;
 }
