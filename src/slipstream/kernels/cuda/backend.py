@@ -20,7 +20,8 @@ from slipstream.kernels.cuda.linear import CudaWeight, pack
 from slipstream.kernels.cuda.linear_kernels import TILE_ROWS
 from slipstream.kernels.cuda.memory import CudaMemory
 from slipstream.kernels.cuda.pages import CudaKVCache
-from slipstream.kernels.cuda.recorder import Products, Recorder
+from slipstream.kernels.cuda.products import Products
+from slipstream.kernels.cuda.recorder import Recorder
 from slipstream.kernels.ops import DraftOps, Ops, Step, Value
 from slipstream.models.arch import Arch
 from slipstream.models.weights import Tensor

@@ -14,18 +14,14 @@ from functools import partial
 import numpy as np
 import torch
 
+from slipstream.kernels.cuda.attention import AttentionRecorder
 from slipstream.kernels.cuda.graphs import ROW_BUCKETS, CudaStep, Launch, bucket_of, captured
 from slipstream.kernels.cuda.inputs import Inputs
 from slipstream.kernels.cuda.kernels import DraftKernels, StepKernels, Vector
+from slipstream.kernels.cuda.launches import THREADS, Buffer, Normed
 from slipstream.kernels.cuda.linear import CudaWeight, embed
 from slipstream.kernels.cuda.pages import KVLayer
-from slipstream.kernels.cuda.recorder import (
-    THREADS,
-    Buffer,
-    Normed,
-    Products,
-    Recorder,
-)
+from slipstream.kernels.cuda.products import Products
 from slipstream.kernels.ops import Clusters, DraftRows, HeadNorms, Int32, Rows
 
 CLUSTER_THREADS = 256  # draft.cu
@@ -45,7 +41,7 @@ class Kept(Buffer):
     """What a target kept; the rows that chose the anchors are picked from it."""
 
 
-class DraftRecorder(Recorder):
+class DraftRecorder(AttentionRecorder):
     """The `DraftOps` of the CUDA back end; what it shares with a target is the recorder's."""
 
     def __init__(
@@ -57,7 +53,7 @@ class DraftRecorder(Recorder):
         target: CudaStep,
         max_k: int,
     ) -> None:
-        super().__init__(kernels, inputs, products, inputs.max_rows)
+        super().__init__(kernels, inputs, products)
         self._draft_kernels, self._target = draft_kernels, target
         rows = inputs.max_rows
         self._tokens = torch.zeros((max_k, rows), dtype=torch.int32, device="cuda")
@@ -99,7 +95,7 @@ class DraftRecorder(Recorder):
             x = self._operand(x, weight, picks_rows=True)
         return super().linear(x, weight, residual, bias)
 
-    def rope(  # type: ignore[override]
+    def rope(
         self,
         q: Buffer,
         kv: KVLayer,
@@ -112,7 +108,7 @@ class DraftRecorder(Recorder):
         shift = 1 + len(self._ends) if advance else 1
         return self._norm_rope(q, kv, norms, num_heads, 0, shift=shift)
 
-    def attention(  # type: ignore[override]
+    def attention(
         self, q: Buffer, kv: KVLayer, num_heads: int, window: int | None = None
     ) -> Buffer:
         """Record attention over the positions before the anchors."""
