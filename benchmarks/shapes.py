@@ -19,9 +19,9 @@ from slipstream.config import EngineConfig
 from slipstream.engine.target import Target, build_target
 from slipstream.kernels.cuda import compiler
 from slipstream.kernels.cuda.backend import CudaBackend
+from slipstream.kernels.cuda.layout import Layout, cut_columns
 from slipstream.kernels.cuda.linear import CudaWeight, Segment
 from slipstream.kernels.cuda.linear_kernels import LinearKernels
-from slipstream.kernels.cuda.packing import Layout, cut_columns
 from slipstream.kernels.ops import Step
 from slipstream.models.arch import Arch
 from slipstream.models.decoder import DecoderWeights, LayerWeights, forward

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torch", reason="packing is done by torch")
 
 from slipstream.kernels.cuda.compiler import Device
+from slipstream.kernels.cuda.layout import MAX_CLUSTER, MAX_WARPS, Layout, cut_columns
 from slipstream.kernels.cuda.linear_builds import ROWS, choose_rows_build, rows_builds
 from slipstream.kernels.cuda.linear_teams import choose_team_build
-from slipstream.kernels.cuda.packing import MAX_CLUSTER, MAX_WARPS, Layout, cut_columns
 
 H200 = Device(arch="sm_90", processors=132, shared_bytes=232448)
 DEVICES = {

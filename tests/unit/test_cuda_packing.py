@@ -8,14 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="packing is done by torch")
 
 from slipstream.errors import LoadError  # noqa: E402
-from slipstream.kernels.cuda.packing import (  # noqa: E402
-    CHUNK,
-    TILE,
-    Layout,
-    cut_columns,
-    layout_of,
-    pack_parts,
-)
+from slipstream.kernels.cuda.layout import CHUNK, TILE, Layout, cut_columns, layout_of  # noqa: E402
+from slipstream.kernels.cuda.packing import pack_parts  # noqa: E402
 from slipstream.models.weights import (  # noqa: E402
     BFloat16,
     DenseTensor,

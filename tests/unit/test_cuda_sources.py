@@ -8,10 +8,10 @@ pytest.importorskip("torch", reason="packing is done by torch")
 
 from slipstream.errors import LoadError
 from slipstream.kernels.cuda import compiler
+from slipstream.kernels.cuda.layout import layout_of
 from slipstream.kernels.cuda.linear_builds import rows_builds
 from slipstream.kernels.cuda.linear_kernels import LinearKernels
 from slipstream.kernels.cuda.linear_teams import choose_team_build
-from slipstream.kernels.cuda.packing import layout_of
 from slipstream.models.weights import Tensor
 from tests.unit.test_cuda_packing import draw_codes, draw_dense, draw_two_levels, in_bfloat16
 

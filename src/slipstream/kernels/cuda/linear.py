@@ -21,8 +21,9 @@ from torch import Tensor as TorchTensor
 
 from slipstream.errors import ConfigError, LoadError
 from slipstream.kernels.cuda.compiler import current_device
+from slipstream.kernels.cuda.layout import Layout, layout_of
 from slipstream.kernels.cuda.linear_kernels import TILE_ROWS, LinearKernels
-from slipstream.kernels.cuda.packing import Layout, layout_of, pack_parts
+from slipstream.kernels.cuda.packing import pack_parts
 from slipstream.models.weights import Tensor
 
 KERNELS = ("auto", "gemv", "multirow", "tile")

@@ -12,6 +12,7 @@ from torch import Tensor as TorchTensor
 
 from slipstream.kernels.cuda import compiler
 from slipstream.kernels.cuda.compiler import SOURCES, Device, Kernel
+from slipstream.kernels.cuda.layout import CHUNK, MAX_CLUSTER, TILE, Layout
 from slipstream.kernels.cuda.linear_builds import RowsBuild, choose_rows_build
 from slipstream.kernels.cuda.linear_teams import (
     TeamBuild,
@@ -19,7 +20,6 @@ from slipstream.kernels.cuda.linear_teams import (
     has_teams,
     team_grid,
 )
-from slipstream.kernels.cuda.packing import CHUNK, MAX_CLUSTER, TILE, Layout
 
 TILE_ROWS = (16, 32, 64, 128)
 _FEWEST_TILE_STAGES = 3  # one multiplied, one prepared, one under way

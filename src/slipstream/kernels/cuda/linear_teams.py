@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from slipstream.kernels.cuda.compiler import Device
-from slipstream.kernels.cuda.packing import CHUNK, MAX_CLUSTER, TILE, Layout
+from slipstream.kernels.cuda.layout import CHUNK, MAX_CLUSTER, TILE, Layout
 
 ROWS = 8  # of a tile of inputs
 MAX_TILES = 4  # that share a read; one wgmma multiplies them
