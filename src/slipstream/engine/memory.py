@@ -23,8 +23,7 @@ class MemoryPlan:
 
     Attributes:
         limit_bytes: what weights, work space and KV may take together.
-        drafter_bytes: weights of a drafter and what the target keeps for it, or the work space of a
-            draft model.
+        drafter_bytes: weights of a drafter, its work space and what the target keeps for it.
         workspace_bytes: activations, logits, graphs.
         page_bytes: a KV page of the target.
         draft_page_bytes: a KV page of a draft model, which has as many of them.

@@ -111,9 +111,13 @@ def build_target(
     num_pages = pages_for(config.kv_tokens or auto_kv_tokens(max_model_len, config.max_num_seqs))
     if memory is not None:
         # Kept streams are buffers that no other layer takes.
-        kept_bytes = len(set(kept_layers)) * max_rows * arch.hidden_size * 4
-        if draft is not None:
-            kept_bytes = memory.workspace_bytes(
+        beside_bytes = len(set(kept_layers)) * max_rows * arch.hidden_size * 4
+        if assistant is not None:
+            beside_bytes += memory.draft_bytes(
+                arch, max_rows=config.max_num_seqs, max_len=max_model_len
+            )
+        elif draft is not None:
+            beside_bytes = memory.workspace_bytes(
                 draft.arch,
                 max_rows=draft.max_rows(config),
                 max_logits=config.max_num_seqs,
@@ -124,7 +128,7 @@ def build_target(
             arch,
             config,
             weights_bytes=target_bytes,
-            drafter_bytes=head_bytes + kept_bytes,
+            drafter_bytes=head_bytes + beside_bytes,
             draft_page_bytes=0 if draft is None else memory.page_bytes(draft.arch),
             max_model_len=max_model_len,
             max_rows=max_rows,

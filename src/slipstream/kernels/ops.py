@@ -364,3 +364,6 @@ class DeviceMemory(Protocol):
 
     def workspace_bytes(self, arch: Arch, *, max_rows: int, max_logits: int, max_len: int) -> int:
         """Return what a step takes besides weights and pages."""
+
+    def draft_bytes(self, arch: Arch, *, max_rows: int, max_len: int) -> int:
+        """Return what an assistant's draft takes besides weights, for a target of this shape."""

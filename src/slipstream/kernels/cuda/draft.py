@@ -172,6 +172,7 @@ class DraftRecorder(AttentionRecorder):
             self._draws,
             self._drafted,
             self._target,
+            workspace_bytes=self._workspace_bytes + self._inputs.num_bytes,
         )
 
 
@@ -183,6 +184,7 @@ class CudaDraft:
         draws: on the device, how each row's tokens are picked.
         drafted: pinned, int32 of shape (max_k, max_rows).
         target: its kept values are read, so it stays.
+        workspace_bytes: what all of it takes on the device.
     """
 
     def __init__(
@@ -192,7 +194,10 @@ class CudaDraft:
         draws: torch.Tensor,
         drafted: torch.Tensor,
         target: CudaStep,
+        *,
+        workspace_bytes: int,
     ) -> None:
+        self.workspace_bytes = workspace_bytes
         self.max_rows, self.max_k = inputs.max_rows, len(launches)
         self._launches, self._inputs, self._target = launches, inputs, target
         self._draws, self._drafted = draws, drafted.numpy()
