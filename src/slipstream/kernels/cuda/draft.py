@@ -25,7 +25,7 @@ from slipstream.kernels.cuda.products import Products
 from slipstream.kernels.ops import Clusters, DraftRows, HeadNorms, Int32, Rows
 
 CLUSTER_THREADS = 256  # draft.cu
-PICK_BLOCKS = 32  # of a row: 8,192 logits are then one a thread
+PICK_BLOCKS = 128  # of a row, at most: 262,144 logits are then eight a thread
 # Draw in draft.cu.
 _DRAW = np.dtype(
     [
@@ -131,6 +131,7 @@ class DraftRecorder(AttentionRecorder):
         logits = self.linear(x, weight)
         step, width, inputs = len(self._ends), weight.n, self._inputs
         kernel, overlap = self._draft_kernels.pick_drafts, self._kernels.overlap
+        blocks = min(PICK_BLOCKS, math.ceil(width / THREADS))
         head = (logits.tensor, self._draws)
         among = (members, None if marks is None else marks.tensor, num_clusters)
         found = (self._tokens[step], self._drafted[step], self._found, self._arrivals)
@@ -138,7 +139,7 @@ class DraftRecorder(AttentionRecorder):
 
         def launch(rows: int, _: int) -> None:
             arguments = (*head, inputs.positions, *tail)
-            kernel.launch((PICK_BLOCKS, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
+            kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
 
         self._add(launch)
         self._ends.append(len(self._launches))
