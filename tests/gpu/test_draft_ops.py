@@ -106,7 +106,7 @@ def test_clusters_are_marked_as_a_stable_sort_marks_them(count: int, top: int) -
     import torch
 
     from slipstream.kernels.cuda.compiler import SOURCES, compile_kernels
-    from slipstream.kernels.cuda.draft import CLUSTER_THREADS
+    from slipstream.kernels.cuda.draft import CLUSTERS, THREADS
     from slipstream.kernels.cuda.kernels import DRAFT_KERNELS
 
     random = np.random.default_rng(count)
@@ -119,8 +119,8 @@ def test_clusters_are_marked_as_a_stable_sort_marks_them(count: int, top: int) -
     module = compile_kernels(SOURCES / "draft.cu", names=DRAFT_KERNELS)
     marks = torch.full(scores.shape, 7, dtype=torch.int32, device="cuda")
     module.kernel("mark_clusters").launch(
-        (-(-count // CLUSTER_THREADS), len(scores), 1),
-        (CLUSTER_THREADS, 1, 1),
+        (-(-count // CLUSTERS), len(scores), 1),
+        (THREADS, 1, 1),
         (torch.from_numpy(scores).cuda(), marks, count, top),
     )
     for row, found in zip(scores, marks.cpu().numpy(), strict=True):

@@ -17,11 +17,15 @@ from slipstream.train.trainer import Trainer  # noqa: E402
 from tests.tiny import ARCH  # noqa: E402
 from tests.train.worlds import random_ids, tiny_head, tiny_target  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+# What torch's compiler warns of while it is imported is not ours.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
-def trained(path: Path, recorded: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Train a tiny head for 12 steps; return the losses and the weights."""
+Weights = dict[str, torch.Tensor]
+
+
+def trained(path: Path, recorded: bool) -> tuple[list[float], Weights, Weights]:
+    """Train a tiny head for 12 steps; return the losses, the weights and how far they moved."""
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     device = torch.device("cuda")
@@ -33,15 +37,19 @@ def trained(path: Path, recorded: bool) -> tuple[list[float], dict[str, torch.Te
     trainer = Trainer(target, Head(head.config, ARCH, device), [shard], vocab_map, recipe, path)
     if not recorded:
         trainer._step_of = Replay(trainer._step, torch.device("cpu"))
+    before = {name: value.detach().clone() for name, value in trainer.weights.items()}
     trainer.run(lambda stage, part: None, 1, lambda: None)
     assert len(trainer._step_of._recorded) == (2 if recorded else 0)  # unrounded and rounded
     losses = [entry["loss"] for entry in trainer.history]
-    return losses, {name: value.detach() for name, value in trainer.weights.items()}
+    weights = {name: value.detach() for name, value in trainer.weights.items()}
+    return losses, weights, {name: value - before[name] for name, value in weights.items()}
 
 
 def test_recorded_steps_are_plain_steps(tmp_path: Path) -> None:
-    losses, weights = trained(tmp_path / "recorded", recorded=True)
-    plain_losses, plain = trained(tmp_path / "plain", recorded=False)
+    losses, weights, _ = trained(tmp_path / "recorded", recorded=True)
+    plain_losses, plain, moved = trained(tmp_path / "plain", recorded=False)
     assert losses == pytest.approx(plain_losses, rel=1e-3)
     for name, value in weights.items():
-        torch.testing.assert_close(value, plain[name], rtol=1e-2, atol=1e-3)
+        # Sums on a GPU may come in any order, and the optimizer divides small gradients by themselves.
+        assert moved[name].norm() > 0
+        assert (value - plain[name]).norm() < 0.1 * moved[name].norm(), name

@@ -24,8 +24,10 @@ from slipstream.kernels.cuda.pages import KVLayer
 from slipstream.kernels.cuda.products import Products
 from slipstream.kernels.ops import Clusters, DraftRows, HeadNorms, Int32, Rows
 
-CLUSTER_THREADS = 256  # draft.cu
+CLUSTERS = THREADS // 32  # of a block: a warp has one
 PICK_BLOCKS = 128  # of a row, at most: 262,144 logits are then eight a thread
+# Of all rows together: measured, more of them meet at the same places.
+_MOST_PICK_BLOCKS, _FEWEST_PICK_BLOCKS = 512, 32
 # Draw in draft.cu.
 _DRAW = np.dtype(
     [
@@ -131,7 +133,7 @@ class DraftRecorder(AttentionRecorder):
         logits = self.linear(x, weight)
         step, width, inputs = len(self._ends), weight.n, self._inputs
         kernel, overlap = self._draft_kernels.pick_drafts, self._kernels.overlap
-        blocks = min(PICK_BLOCKS, math.ceil(width / THREADS))
+        most = min(PICK_BLOCKS, math.ceil(width / THREADS))
         head = (logits.tensor, self._draws)
         among = (members, None if marks is None else marks.tensor, num_clusters)
         found = (self._tokens[step], self._drafted[step], self._found, self._arrivals)
@@ -139,6 +141,7 @@ class DraftRecorder(AttentionRecorder):
 
         def launch(rows: int, _: int) -> None:
             arguments = (*head, inputs.positions, *tail)
+            blocks = min(most, max(_FEWEST_PICK_BLOCKS, _MOST_PICK_BLOCKS // rows))
             kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
 
         self._add(launch)
@@ -148,12 +151,12 @@ class DraftRecorder(AttentionRecorder):
         """Record which clusters are a row's best: 1 for each of them, 0 for the others."""
         scores = self.linear(x, clusters.centroids)
         marks = self._buffer(torch.int32, scores.width)
-        blocks = math.ceil(scores.width / CLUSTER_THREADS)
+        blocks = math.ceil(scores.width / CLUSTERS)
         kernel, overlap = self._draft_kernels.mark_clusters, self._kernels.overlap
         arguments = (scores.tensor, marks.tensor, scores.width, clusters.top)
 
         def launch(rows: int, _: int) -> None:
-            kernel.launch((blocks, rows, 1), (CLUSTER_THREADS, 1, 1), arguments, overlap=overlap)
+            kernel.launch((blocks, rows, 1), (THREADS, 1, 1), arguments, overlap=overlap)
 
         self._add(launch)
         return marks

@@ -12,28 +12,23 @@ struct Draw {
     unsigned seed_low, seed_high, choice;
 };
 
-#define CLUSTER_THREADS 256
-
 // Mark the `top` clusters with the largest scores of each row, the first of equals before the others: one
-// is among them if fewer than `top` come before it. Grid (blocks of clusters, rows).
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
-    mark_clusters(const float* scores, int* marks, int clusters, int top) {
-    __shared__ unsigned others[CLUSTER_THREADS];
+// is among them if fewer than `top` come before it. A warp has one cluster. Grid (blocks of clusters,
+// rows).
+extern "C" __global__ void mark_clusters(const float* scores, int* marks, int clusters, int top) {
     wait_for_inputs();
     const float* row = scores + (size_t)blockIdx.y * clusters;
-    const int own = blockIdx.x * CLUSTER_THREADS + threadIdx.x;
-    const auto key_of = [&](int i) { return i < clusters ? ordered_bits(row[i]) : 0u; };
-    const unsigned key = key_of(own);
-    int before = 0;
-    for (int first = 0; first < clusters; first += CLUSTER_THREADS) {
-        __syncthreads();  // all are done with the keys before
-        others[threadIdx.x] = key_of(first + threadIdx.x);
-        __syncthreads();
-        const int count = min(CLUSTER_THREADS, clusters - first);
-        for (int i = 0; i < count; i++)
-            before += others[i] > key || (others[i] == key && first + i < own);
+    const int own = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (own >= clusters) return;
+    const unsigned key = ordered_bits(row[own]);
+    unsigned before = 0;
+#pragma unroll 8
+    for (int i = lane; i < clusters; i += 32) {
+        const unsigned other = ordered_bits(row[i]);
+        before += other > key || (other == key && i < own);
     }
-    if (own < clusters) marks[(size_t)blockIdx.y * clusters + own] = before < top;
+    before = __reduce_add_sync(0xffffffffu, before);
+    if (lane == 0) marks[(size_t)blockIdx.y * clusters + own] = before < (unsigned)top;
 }
 
 // The first of the largest scores of each row, by way of `ids` to the target's token. Grid (blocks of a
