@@ -320,7 +320,7 @@ class Engine(Front):
     def _release(self, requests: Sequence[Request]) -> None:
         """Give back what requests hold: first all pages, then what drafters keep."""
         for request in requests:
-            request.sequence.release(self.pages)
+            request.sequence.release()
         for request in requests:
             drafting.let_go(request)
             if self.policy is not None:
