@@ -173,7 +173,20 @@ class MemorySource:
 
     @contextmanager
     def open(self) -> Iterator[TensorReader]:
-        yield self._tensors.__getitem__
+        yield MemoryReader(self._tensors)
+
+
+class MemoryReader:
+    """A `TensorReader` of tensors that are at hand."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __call__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def rows(self, name: str, low: int, high: int) -> Tensor:
+        return self._tensors[name].rows(low, high)
 
 
 def random_checkpoint(arch: Arch, *, kind: str = "f32", seed: int = 0) -> Checkpoint:
@@ -213,6 +226,19 @@ def write_folder(
         save_file(part, folder / place)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     assert arch.num_layers
+    return folder
+
+
+def write_zeros_folder(folder: Path, config: dict[str, Any]) -> Path:
+    """Write a folder of float16 zeros, of any size."""
+    family = MODEL_TYPES[config["model_type"]]
+    stored = {
+        folder_name(role, family.layer_names): np.zeros(shape, np.float16)
+        for role, shape in tensor_shapes(family.describe(Keys(config))).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(stored, folder / "model.safetensors")
     return folder
 
 
