@@ -8,9 +8,14 @@ of the very reply, right, wrong or uneven. Each reply is compared with a run of 
 parameters and seed alone, one token a step, nothing drafted or cached.
 
     python benchmarks/fuzz_exact.py [MODEL] [--tokens 100000] [--seed 0] [--threads 0] [--tiny]
+    python benchmarks/fuzz_exact.py --worlds [--seconds 600] [--seed 0] [--only INDEX]
 
-`--tiny` takes a random decoder of two layers instead of a model file. Prints one JSON line last;
-exit code 1 if anything differs.
+`--tiny` takes a random decoder of two layers instead of a model file. `--worlds` draws models: tiny
+ones of every family, in GGUF's and MLX's kinds and from folders that are rounded at load, with
+draft models and assistants, Gemma 4's pair among them, on every back end and one to three threads;
+what is right comes from the same model on one thread. Engines see a clock that is drawn as well, so
+a seed and an index play the same world again. Prints one JSON line last; exit code 1 if anything
+differs or fails.
 """
 
 from __future__ import annotations
@@ -20,10 +25,12 @@ import dataclasses
 import json
 import random
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "benchmarks")]
@@ -34,10 +41,15 @@ from slipstream.drafters.ngram import NGramDrafter  # noqa: E402
 from slipstream.engine.check import Tokenizer  # noqa: E402
 from slipstream.engine.delivery import Item  # noqa: E402
 from slipstream.engine.engine import Engine  # noqa: E402
+from slipstream.engine.pairing import MakeDrafter  # noqa: E402
 from slipstream.engine.target import Target  # noqa: E402
-from slipstream.types import DetailedReply, Reply, SamplingParams  # noqa: E402
+from slipstream.types import MAX_K, DetailedReply, Reply, SamplingParams  # noqa: E402
+
+if TYPE_CHECKING:
+    from fuzz_worlds import World
 
 MAX_LEN = 512
+EPISODES = 4  # of a world
 LIMITS = {"max_model_len": MAX_LEN, "max_num_seqs": 8, "prefill_chunk": 256}  # compiled for these
 
 
@@ -98,22 +110,51 @@ class Scripted:
         """Hold nothing."""
 
 
+class Clock:
+    """Seconds that are drawn: a policy decides by them, and does so again from the same seed."""
+
+    def __init__(self, seed: str) -> None:
+        self._draw, self._now = random.Random(seed), 0.0
+
+    def __call__(self) -> float:
+        """Return a time later than the last."""
+        self._now += self._draw.expovariate(1e4)
+        return self._now
+
+
 class Fuzzer:
     """Draws and plays episodes on one target.
 
     Args:
         source: token ids that prompts are cut from.
         max_tokens: of a reply.
+        control: what serial runs take, the target itself by default.
+        makers: what drafts for every request; by default each has a drafter of its own.
+        limits: what the target was compiled for.
     """
 
     def __init__(
-        self, target: Target, tokenizer: Tokenizer, source: list[int], *, seed: int, max_tokens: int
+        self,
+        target: Target,
+        tokenizer: Tokenizer,
+        source: list[int],
+        *,
+        seed: int | str,
+        max_tokens: int,
+        control: Target | None = None,
+        makers: Sequence[MakeDrafter] = (),
+        limits: dict[str, Any] | None = None,
     ) -> None:
         self.target, self.tokenizer, self.source = target, tokenizer, source
-        self.draw = random.Random(seed)
+        self.control = control or target
+        self.draw, self._clock = random.Random(seed), Clock(f"clock {seed}")
         self.max_tokens = max_tokens
         self.result = Result()
         self._drafter: Callable[[], Drafter] | None = None
+        self._makers = makers or [self._make_drafter]
+        self._limits = limits or LIMITS
+        head = target.head
+        self._widest = MAX_K if head is None or len(makers) > 1 else head.max_k
 
     def run(self, num_tokens: int, report: Callable[[Result], None] = lambda _: None) -> Result:
         """Play episodes until so many tokens are compared."""
@@ -125,12 +166,13 @@ class Fuzzer:
     def episode(self) -> None:
         """Draw requests, run each alone, then run all together and compare."""
         visits = self._visits()
-        alone = self._engine(max_num_seqs=1, prefix_cache="off", k="off")
+        alone = self._engine(self.control, max_num_seqs=1, prefix_cache="off", k="off")
         for visit in visits:
             plain = dataclasses.replace(visit.params, k=None)
             visit.serial = alone.generate([visit.prompt], plain)
         draw = self.draw
         together = self._engine(
+            self.target,
             max_num_seqs=draw.randint(1, 8),
             max_batch_rows=draw.choice([0, 0, 8, 24, 100]),
             prefill_chunk=draw.choice([3, 16, 64, 256, 256]),
@@ -140,7 +182,8 @@ class Fuzzer:
         self._play(together, visits)
         self.result.episodes += 1
         self.result.cached_tokens += together.stats.cached_tokens
-        if together.pages.num_taken or together.num_requests:
+        drafting = getattr(self.target.head, "pages", None)
+        if together.pages.num_taken or together.num_requests or getattr(drafting, "num_taken", 0):
             raise RuntimeError("an episode left pages or requests behind")
 
     def _play(self, engine: Engine, visits: list[Visit]) -> None:
@@ -194,10 +237,11 @@ class Fuzzer:
                 (expected.logprobs or [])[:count]
             )
 
-    def _engine(self, **settings: Any) -> Engine:
-        config = EngineConfig(**{**LIMITS, **settings})
+    def _engine(self, target: Target, **settings: Any) -> Engine:
+        config = EngineConfig(**{**self._limits, **settings})
+        makers = self._makers if target is self.target else ()
         return Engine(
-            self.target, self.tokenizer, config=config, make_drafters=[self._make_drafter]
+            target, self.tokenizer, config=config, make_drafters=makers, clock=self._clock
         )
 
     def _make_drafter(self) -> Drafter:
@@ -250,7 +294,7 @@ class Fuzzer:
             ignore_eos=draw.random() < 0.5,
             n=draw.choice([1, 1, 1, 1, 2]) if sampled else 1,
             logprobs=draw.choice([None, None, None, 0, 3]),
-            k=draw.choice(["auto", "off", 1, 2, 3, 5, 8, 15]),
+            k=draw.choice(["auto", "auto", "off", 1, 2, 3, 5, 8, self._widest]),
         )
 
 
@@ -285,6 +329,64 @@ def tiny_target() -> tuple[Target, Tokenizer, list[int]]:
     return target, FakeTokenizer(stop_ids=[3]), source
 
 
+def play_world(seed: int, index: int) -> tuple[dict[str, Any], Result]:
+    """Draw one world and play some episodes; what it was and what was compared."""
+    from fuzz_worlds import draw_world
+
+    from tests.fake_model import FakeTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        world: World = draw_world(random.Random(f"{seed} {index}"), Path(folder))
+        fuzzer = Fuzzer(
+            world.target,
+            FakeTokenizer(stop_ids=[3]),
+            world.source,
+            seed=f"{seed} {index}",
+            max_tokens=80,
+            control=world.control,
+            makers=world.makers,
+            limits=world.limits,
+        )
+        for _ in range(EPISODES):
+            fuzzer.episode()
+    return world.what, fuzzer.result
+
+
+def play_worlds(seed: int, *, seconds: float, only: int | None) -> int:
+    """Play worlds until time is over, print what came of them, return the exit code."""
+    began, index = time.perf_counter(), 0 if only is None else only
+    total, failed, kinds = Result(), [], set[str]()
+    while True:
+        try:
+            what, result = play_world(seed, index)
+        except Exception:
+            traceback.print_exc()
+            print(f"world {index} of seed {seed} failed", file=sys.stderr)
+            failed.append(index)
+        else:
+            kinds.add(f"{what['family']}, {what['drafter']}")
+            for field in dataclasses.fields(Result):
+                mine = getattr(total, field.name) + getattr(result, field.name)
+                setattr(total, field.name, mine)
+            if result.num_differing or only is not None:
+                print(f"world {index} of seed {seed}: {what}: {result}", file=sys.stderr)
+            if result.num_differing:
+                failed.append(index)
+        index += 1
+        if only is not None or time.perf_counter() - began > seconds:
+            break
+    facts = {
+        "seed": seed,
+        "worlds": 1 if only is not None else index,
+        "families_and_drafters": len(kinds),
+        "failed_worlds": failed,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    print(f"{total.tokens} tokens compared, {total.differing_tokens} differ")
+    print(json.dumps({**facts, **dataclasses.asdict(total)}))
+    return 1 if failed else 0
+
+
 def main() -> int:
     """Fuzz, print what was compared, return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -293,7 +395,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="0 takes all cores")
     parser.add_argument("--tiny", action="store_true", help="a random decoder of two layers")
+    parser.add_argument("--worlds", action="store_true", help="draw models as well")
+    parser.add_argument("--seconds", type=float, default=600.0, help="with --worlds")
+    parser.add_argument("--only", type=int, help="with --worlds: one of them, by its number")
     arguments = parser.parse_args()
+    if arguments.worlds:
+        return play_worlds(arguments.seed, seconds=arguments.seconds, only=arguments.only)
     if arguments.tiny:
         target, tokenizer, source = tiny_target()
     else:
