@@ -146,7 +146,7 @@ class Engine(Front):
         """
         return check_request(
             next(self._ids),
-            prompt_ids(prompt, self.tokenizer, self._template),
+            prompt_ids(prompt, self.tokenizer, self._template, max_len=self._limits.max_model_len),
             params or SamplingParams(),
             limits=self._limits,
             tokenizer=self.tokenizer,
