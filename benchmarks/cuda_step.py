@@ -135,6 +135,9 @@ class _Numbers:
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         return [ord(c) for c in text]
 
+    def has_more_ids(self, text: str, limit: int) -> int:
+        return 0
+
     def detokenizer(self) -> _Numbers:
         return self
 

@@ -20,6 +20,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from provenance import DEFAULT_MODEL, find_model, provenance
 from slipstream.config import EngineConfig
 from slipstream.engine.draft_model import DraftSource
 from slipstream.engine.engine import Engine
-from slipstream.engine.load import choose_backend, choose_drafters, learn
+from slipstream.engine.load import choose_backend, learn
 from slipstream.engine.pairing import Pairing
 from slipstream.engine.target import build_target
 from slipstream.kernels.ops import Backend
@@ -113,7 +114,7 @@ def main() -> None:
     arch, load_target = deeper(file, options.deeper)
     source = DraftSource(arch=file.arch, load_weights=file.load_weights)
     target = build_target(arch, choose_backend(config), load_target, config, draft=source)
-    pairing = Pairing.fresh(config, choose_drafters(config, target))
+    pairing = Pairing.fresh(config, [partial(target.head.drafter, shares=False)])
     learn(pairing, target, config, file.fingerprint)
     engine = Engine(target, file.tokenizer, template=file.template, config=config, pairing=pairing)
     assert pairing.policy is not None

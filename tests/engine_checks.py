@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.pages import pages_for
+from slipstream.engine.pages import PagePool, pages_for
 from slipstream.engine.prefix import Node
 from slipstream.kernels.ops import PAGE_SIZE
 from tests.fake_model import FakeKV
@@ -33,12 +33,14 @@ def check_engine(engine: Engine) -> None:
     assert pool.num_taken + pool.num_free == pool.num_pages
     promised = sum(r.max_pages - len(r.sequence.pages) for r in running)
     assert promised <= pool.num_free
-    check_cache(engine)
+    check_cache(pool)
+    if pool.cache is not None and isinstance(engine.target.kv, FakeKV):
+        for node in nodes_of(pool.cache.root):
+            assert engine.target.kv.tokens[node.page].tolist() == list(node.token_ids)
 
 
-def check_cache(engine: Engine) -> None:
-    """Check that shared pages are cached ones, and that they hold what the tree says."""
-    pool = engine.pages
+def check_cache(pool: PagePool) -> None:
+    """Check that shared pages are cached ones, and who holds which."""
     if pool.cache is None:
         assert not any(count > 1 for count in pool._holders.values())
         return
@@ -53,8 +55,6 @@ def check_cache(engine: Engine) -> None:
         assert len(node.token_ids) == PAGE_SIZE
         if node.page in pool._holders and node.parent is not None and node.parent.page >= 0:
             assert node.parent.page in pool._holders
-        if isinstance(engine.target.kv, FakeKV):
-            assert engine.target.kv.tokens[node.page].tolist() == list(node.token_ids)
 
 
 def nodes_of(root: Node) -> list[Node]:

@@ -115,6 +115,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         return [ord(c) % VOCAB for c in text]
 
+    def has_more_ids(self, text: str, limit: int) -> int:
+        return 0
+
     def detokenizer(self) -> FakeDetokenizer:
         return FakeDetokenizer()
 

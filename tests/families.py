@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,10 @@ from slipstream.models.loading.folder import MODEL_TYPES
 from slipstream.models.loading.keys import Keys
 from slipstream.models.weights import F32, DenseTensor, Tensor
 from tests.gguf_files import Entry, gguf_bytes, toy_tokenizer
-from tests.tiny import quantize
+from tests.mlx_files import write_mlx
+from tests.quantized import KINDS as QUANTIZED
+from tests.quantized import random_matrix
+from tests.tiny import KINDS, quantize
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 WINDOW = 20  # neither a page nor a half of one
@@ -139,9 +143,9 @@ IN_GGUF = (
 )
 
 
-def family_arch(name: str) -> Arch:
-    """Return the decoder that a configuration describes."""
-    config = CONFIGS[name]
+def family_arch(name: str, **changes: Any) -> Arch:
+    """Return the decoder that a configuration describes, with some of its keys changed."""
+    config = CONFIGS[name] | changes
     return MODEL_TYPES[config["model_type"]].describe(Keys(config))
 
 
@@ -173,15 +177,35 @@ class MemorySource:
 
     @contextmanager
     def open(self) -> Iterator[TensorReader]:
-        yield self._tensors.__getitem__
+        yield MemoryReader(self._tensors)
+
+
+class MemoryReader:
+    """A `TensorReader` of tensors that are at hand."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __call__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def rows(self, name: str, low: int, high: int) -> Tensor:
+        return self._tensors[name].rows(low, high)
 
 
 def random_checkpoint(arch: Arch, *, kind: str = "f32", seed: int = 0) -> Checkpoint:
-    """Return a random model in memory; `kind` as in `tests.tiny`, for every matrix."""
+    """Return a random model in memory.
+
+    Args:
+        kind: of every matrix, one of `tests.tiny` or of `tests.quantized`; those that it has no
+            whole unit of columns for are Q8_0, as a GGUF file would have something else there.
+    """
     tensors: dict[str, Tensor] = {
-        role: quantize(values, kind)
-        if values.ndim == 2
-        else DenseTensor(values=values, dtype="f32")
+        role: DenseTensor(values=values, dtype="f32")
+        if values.ndim == 1
+        else quantize(values, kind)
+        if kind in KINDS
+        else _of_kind(arch, role, values.shape, kind, seed)
         for role, values in random_weights(arch, seed).items()
     }
     return Checkpoint(
@@ -189,17 +213,40 @@ def random_checkpoint(arch: Arch, *, kind: str = "f32", seed: int = 0) -> Checkp
     )
 
 
+def _of_kind(arch: Arch, role: str, shape: tuple[int, ...], kind: str, seed: int) -> Tensor:
+    """Draw a matrix in one of the formats' own kinds, of the size that `random_weights` has."""
+    n, k = shape
+    own = QUANTIZED[kind]
+    unit = 256 if own["numbers"] in ("u8", "i8") else own["group"]
+    gain = 1.5 / (arch.embedding_scale if role == EMBEDDING else 1.0)
+    seeds = zlib.crc32(f"{seed} {role}".encode())
+    return random_matrix(n, k, **(QUANTIZED["Q8_0"] if k % unit else own), gain=gain, seed=seeds)
+
+
+def write_mlx_folder(
+    folder: Path, name: str, weights: Mapping[str, F32], quantization: Mapping[str, Any]
+) -> Path:
+    """Write a folder as MLX has it, without a tokenizer."""
+    write_mlx(folder, _as_stored(name, weights), quantization, config=CONFIGS[name])
+    return folder
+
+
+def _as_stored(name: str, weights: Mapping[str, F32]) -> dict[str, F32]:
+    """Return weights by their names in a folder, norms as the family stores them."""
+    family = MODEL_TYPES[CONFIGS[name]["model_type"]]
+    stored = {}
+    for role, values in weights.items():
+        shift = family.norm_shift if role.rpartition(".")[2].endswith("norm") else 0.0
+        stored[folder_name(role, family.layer_names)] = values - np.float32(shift)
+    return stored
+
+
 def write_folder(
     folder: Path, name: str, weights: Mapping[str, F32], *, dtype: str = "f32", shards: int = 1
 ) -> Path:
     """Write a folder as Hugging Face has it, without a tokenizer."""
     config, arch = CONFIGS[name], family_arch(name)
-    family = MODEL_TYPES[config["model_type"]]
-    stored = {}
-    for role, values in weights.items():
-        tail = role.rpartition(".")[2]
-        shift = family.norm_shift if tail.endswith("norm") else 0.0
-        stored[folder_name(role, family.layer_names)] = values - np.float32(shift)
+    stored: dict[str, Any] = dict(_as_stored(name, weights))
     if dtype == "f16":
         stored = {key: values.astype(np.float16) for key, values in stored.items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,6 +260,19 @@ def write_folder(
         save_file(part, folder / place)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     assert arch.num_layers
+    return folder
+
+
+def write_zeros_folder(folder: Path, config: dict[str, Any]) -> Path:
+    """Write a folder of float16 zeros, of any size."""
+    family = MODEL_TYPES[config["model_type"]]
+    stored = {
+        folder_name(role, family.layer_names): np.zeros(shape, np.float16)
+        for role, shape in tensor_shapes(family.describe(Keys(config))).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(stored, folder / "model.safetensors")
     return folder
 
 

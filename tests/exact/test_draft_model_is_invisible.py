@@ -13,27 +13,13 @@ from typing import Any
 
 import pytest
 
-from slipstream.config import EngineConfig
 from slipstream.drafters.base import Ask
-from slipstream.drafters.draft_model import DraftModel, DraftModelDrafter
-from slipstream.engine.draft_model import DraftSource
 from slipstream.engine.engine import Engine
-from slipstream.engine.load import choose_drafters
-from slipstream.engine.target import build_target
 from slipstream.kernels.ops import Rows
 from slipstream.types import MAX_K, Reply, SamplingParams
-from tests.drafting import make_assistant
-from tests.fake_model import FakeTokenizer
-from tests.tiny import (
-    BACKENDS,
-    TinyTensors,
-    make_backend,
-    tiny_arch,
-    tiny_tensors,
-    tiny_weights,
-)
+from tests.draft_models import ARCH, DRAFTS, head_of, num_taken, pages_of, tiny_engine
+from tests.tiny import BACKENDS, tiny_arch
 
-ARCH = tiny_arch(context_len=128)
 PROMPTS = (
     [*range(20, 36), 3, 9, 27, 81, 50, 53, 62, 89, 73, 25, 75, 31, 93, *range(20, 36)],
     [5],
@@ -41,56 +27,6 @@ PROMPTS = (
     [96, 1] * 20,
 )
 COUNT = 40
-
-DRAFTS: dict[str, Callable[[], TinyTensors]] = {
-    "itself": lambda: tiny_tensors(ARCH),
-    "close": lambda: tiny_tensors(ARCH, kind="f16"),
-    "other": lambda: tiny_tensors(tiny_arch(num_layers=1, context_len=128), seed=7),
-}
-
-
-def tiny_engine(
-    backend_name: str, *, draft: str = "close", paid: str = "draft_model", **settings: Any
-) -> Engine:
-    """Return an engine whose target has a draft model, an assistant or neither.
-
-    Args:
-        draft: which draft model.
-        paid: "draft_model", "assistant" or "none"; with `drafter="ngram+x9"` lookups draft as well.
-    """
-    threads = settings.pop("threads", 0)
-    arch = settings.pop("draft_arch", None)
-    tensors = tiny_tensors(ARCH)
-    drafting = tiny_tensors(arch, seed=7) if arch else DRAFTS[draft]()
-    named = {"none": "none", "assistant": "assistant", "draft_model": "x9"}[paid]
-    config = EngineConfig(**({"drafter": named} | settings))
-    options = {"threads": threads} if backend_name.startswith("cpu") else {}
-    target = build_target(
-        ARCH,
-        make_backend(backend_name, **options),
-        lambda backend: tiny_weights(backend, tensors),
-        config,
-        assistant=make_assistant(ARCH) if paid == "assistant" else None,
-        draft=DraftSource(
-            arch=drafting.arch, load_weights=lambda backend: tiny_weights(backend, drafting)
-        )
-        if paid == "draft_model"
-        else None,
-    )
-    makers = choose_drafters(config, target)
-    return Engine(target, FakeTokenizer(), config=config, make_drafters=makers)
-
-
-def head_of(engine: Engine) -> DraftModel:
-    head = engine.target.head
-    assert isinstance(head, DraftModel)
-    return head
-
-
-def num_taken(engine: Engine) -> tuple[int, int]:
-    """Return the pages that sequences have, of target and draft model."""
-    pool = head_of(engine).pages
-    return engine.pages.num_taken, engine.target.kv.num_pages - pool.num_free
 
 
 def params(index: int = 0, **changes: Any) -> SamplingParams:
@@ -375,12 +311,12 @@ def test_a_model_that_fails_costs_its_requests_their_drafts_alone(
 
 def test_a_pool_that_is_used_up_is_declined_with_a_reason(backend_name: str) -> None:
     engine = tiny_engine(backend_name, k=4)
-    head = head_of(engine)
-    held = head.pages.allocate(head.pages.num_free - 1)
+    head, pool = head_of(engine), pages_of(engine)
+    held = pool.allocate(pool.num_free - 1)
     (reply,) = engine.generate([PROMPTS[0]], params())
     assert reply.token_ids == expected(backend_name, 0)
     assert set(head.declined) == {"no KV page is left for the draft model"}
-    head.pages.free(held)
+    pool.free(held)
 
 
 def test_text_with_a_token_that_the_draft_model_lacks_is_left_alone(backend_name: str) -> None:
@@ -413,7 +349,8 @@ def test_padding_rows_of_the_draft_model_are_never_drafted(backend_name: str) ->
 
 def test_kv_of_rejected_drafts_is_never_taken_for_text() -> None:
     head = head_of(tiny_engine("cpu-auto"))
-    own = DraftModelDrafter(head)
+    own = head.drafter()
+    own.reserve(32)
     own.read(4)
     own.drafted = [7, 8, 9]
     text = [1, 2, 3, 4]

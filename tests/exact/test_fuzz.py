@@ -41,6 +41,16 @@ def test_no_token_differs(fuzz_exact: ModuleType) -> None:
     assert result.cancelled > 0
 
 
+def test_no_token_of_drawn_models_differs_and_a_seed_plays_again(fuzz_exact: ModuleType) -> None:
+    drawn = [fuzz_exact.play_world(5, index) for index in range(8)]
+    assert all(result.num_differing == 0 for _, result in drawn)
+    assert len({what["family"] for what, _ in drawn}) > 3
+    assert len({what["drafter"] for what, _ in drawn}) > 1
+    assert sum(result.tokens for _, result in drawn) > 2000
+    assert sum(result.accepted for _, result in drawn) > 100
+    assert fuzz_exact.play_world(5, 2) == drawn[2]
+
+
 @pytest.mark.real_model
 def test_no_token_of_the_default_model_differs(fuzz_exact: ModuleType) -> None:
     try:

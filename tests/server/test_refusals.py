@@ -202,6 +202,36 @@ def test_bodies_of_other_kinds_and_paths_are_refused(server: Inside) -> None:
         assert "hint: did you mean /v1/chat/completions?" in slashed.value["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/version", "/v1/models", "/metrics", "/no"])
+def test_head_is_get_without_its_body(server: Inside, path: str) -> None:
+    whole, head = server.ask("GET", path), server.ask("HEAD", path)
+    assert whole.body
+    assert head.body == b""
+    changing = ("date", "content-length") if path == "/metrics" else ("date",)
+    own, theirs = (
+        {key.lower(): value for key, value in each.headers.items() if key.lower() not in changing}
+        for each in (head, whole)
+    )
+    if path == "/no":  # the method is a part of what it says
+        assert (head.status, whole.status) == (404, 404)
+    else:
+        assert (head.status, own) == (whole.status, theirs)
+    assert int(head.headers["content-length"]) > 0
+
+
+def test_head_needs_the_key_as_get_does() -> None:
+    with inside(fake_engine(), api_key="secret") as keyed:
+        assert keyed.ask("HEAD", "/v1/models").status == 401
+        assert keyed.ask("HEAD", "/health").status == 200
+        key = {"Authorization": "Bearer secret"}
+        assert keyed.ask("HEAD", "/v1/models", headers=key).status == 200
+
+
+def test_head_of_what_is_posted_is_refused(server: Inside) -> None:
+    refused = server.ask("HEAD", "/v1/completions")
+    assert (refused.status, refused.body) == (405, b"")
+
+
 def test_a_field_that_is_not_served_is_not_called_mistyped(server: Inside) -> None:
     answer = server.chat(verbosity="low")
     assert answer.status == 400

@@ -17,14 +17,20 @@ from safetensors.numpy import load_file, save_file
 
 from slipstream.errors import LoadError
 from slipstream.models.arch import plain_frequencies
-from slipstream.models.loading.checkpoint import tensor_shapes
 from slipstream.models.loading.fingerprint import fingerprint_of
-from slipstream.models.loading.folder import MODEL_TYPES, read_folder
+from slipstream.models.loading.folder import read_folder
 from slipstream.models.loading.folder_template import read_folder_template
-from slipstream.models.loading.keys import Keys
 from slipstream.models.loading.weights_map import load_decoder
 from slipstream.models.weights import DenseTensor, Tensor
-from tests.families import CONFIGS, FULL, SLIDING, family_arch, random_weights, write_folder
+from tests.families import (
+    CONFIGS,
+    FULL,
+    SLIDING,
+    family_arch,
+    random_weights,
+    write_folder,
+    write_zeros_folder,
+)
 
 
 def written(folder: Path, name: str = "llama 2", **options: Any) -> Path:
@@ -382,6 +388,8 @@ def test_fingerprints_follow_configuration_and_weights(tmp_path: Path) -> None:
 class Letting:
     """A back end that keeps nothing but the size of what it was given."""
 
+    takes_pieces = False
+
     def __init__(self) -> None:
         self.largest = 0
 
@@ -398,7 +406,7 @@ class Letting:
 def test_loading_holds_one_matrix_and_copies_none(tmp_path: Path, kind: str, share: float) -> None:
     # Dense matrices stay in the map; rounded ones take a byte a code, with their scales.
     config = CONFIGS["llama 2"] | {"vocab_size": 1 << 16, "hidden_size": 256}
-    written_with(tmp_path, config)
+    write_zeros_folder(tmp_path, config)
     checkpoint = dataclasses.replace(read_folder(tmp_path).checkpoint, quantize=kind)
     backend = Letting()
     tracemalloc.start()
@@ -409,15 +417,3 @@ def test_loading_holds_one_matrix_and_copies_none(tmp_path: Path, kind: str, sha
         tracemalloc.stop()
     assert backend.largest >= 1 << 24
     assert peak < share * backend.largest + (8 << 20)
-
-
-def written_with(folder: Path, config: dict[str, Any]) -> None:
-    """Write a folder of zeros but for its norms, of another size than the tiny ones."""
-    arch = MODEL_TYPES[config["model_type"]].describe(Keys(config))
-    written(folder)
-    names = read_folder(folder).checkpoint.names
-    (folder / "config.json").write_text(json.dumps(config))
-    stored = {
-        names[role]: np.zeros(shape, np.float16) for role, shape in tensor_shapes(arch).items()
-    }
-    save_file(stored, folder / "model.safetensors")

@@ -52,6 +52,8 @@ NUM_TENSORS = len(toy_entries())
 class RecordingBackend:
     """Keeps what a loader hands over."""
 
+    takes_pieces = False
+
     name, reason = "recording", "test"
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from slipstream.errors import LoadError
 from slipstream.models.loading import open_model
 from slipstream.models.loading.folder import MODEL_TYPES
 from slipstream.models.loading.keys import Keys
+from slipstream.models.loading.names import resolve_model
 from tests.families import CONFIGS, folder_name, random_weights
 from tests.json_tokenizers import VOCABULARIES, byte_level, write_tokenizer
 from tests.mlx_files import write_mlx
@@ -119,3 +120,35 @@ def test_no_message_repeats_what_cannot_be_printed(folders: Path, tmp_path: Path
     with pytest.raises(LoadError, match=r"x1b\[31m\\n\\ud800 is unexpected") as caught:
         open_model(tmp_path)
     assert caught.value.message.isprintable()
+
+
+def refusal(path: Path) -> tuple[str, str | None]:
+    with pytest.raises(LoadError) as caught:
+        resolve_model(str(path))
+    return caught.value.message, caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_file_of_a_folder_is_answered_with_the_folder(folders: Path, name: str) -> None:
+    message, hint = refusal(folders / "mlx" / name)
+    assert message.endswith(f"got the file {folders / 'mlx' / name}")
+    assert hint == f"give its folder: {folders / 'mlx'}"
+
+
+def test_a_folder_around_models_is_answered_with_what_it_has(folders: Path, tmp_path: Path) -> None:
+    assert refusal(folders)[1] == f"give one of what it has: {folders / 'dense'}, {folders / 'mlx'}"
+    snapshot = tmp_path / "models--ORG--NAME" / "snapshots" / "c0ffee"
+    shutil.copytree(folders / "mlx", snapshot)
+    assert refusal(snapshot.parent.parent)[1] == f"give one of what it has: {snapshot}"
+    files = tmp_path / "files"
+    files.mkdir()
+    assert refusal(files)[1] is None
+    for name in "abcde":
+        (files / f"{name}.gguf").touch()
+    listed = ", ".join(str(files / f"{name}.gguf") for name in "abc")
+    assert refusal(files)[1] == f"give one of what it has: {listed} and 2 more"
+
+
+def test_weights_without_a_configuration_are_told_apart(folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert refusal(tmp_path)[1] == "its config.json is missing: fetch the rest of the model"

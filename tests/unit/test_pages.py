@@ -85,8 +85,8 @@ def test_release_gives_every_page_back_and_may_be_called_twice() -> None:
     pool = PagePool(FakeKV(8))
     sequence = TokenSequence(range(40))
     sequence.reserve(40, pool)
-    sequence.release(pool)
-    sequence.release(pool)
+    sequence.release()
+    sequence.release()
     assert (pool.num_free, len(sequence.pages), sequence.kv_len) == (8, 0, 0)
 
 

@@ -166,6 +166,6 @@ def test_a_page_that_another_published_first_takes_the_place_of_ours() -> None:
     assert one.pages[0] == two.pages[0]
     assert one.pages[1] != two.pages[1]
     assert pool.num_taken == 3
-    one.release(pool)
-    two.release(pool)
+    one.release()
+    two.release()
     assert (pool.num_taken, pool.num_free) == (0, 8)

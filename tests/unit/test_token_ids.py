@@ -5,43 +5,11 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 
-from slipstream.models.loading.gguf import read_gguf
-from slipstream.models.loading.gguf_tokenizer import read_tokenizer
 from slipstream.models.loading.pre_tokenizers import PRE_TOKENIZERS
-from slipstream.models.loading.tokenizer import Tokenizer
-from tests.gguf_files import real_model
-
-RECORD = json.loads((Path(__file__).parent.parent / "data" / "token_ids.json").read_text())
-TEXTS: list[str] = RECORD["texts"]
-CASES = list(RECORD["ids"])
-# A vocabulary of one kind or another, by its own name, without the rule behind it.
-NAMES = {name: name for name in RECORD["vocabularies"]} | {"smollm2-135m": "smollm2-135m"}
-
-
-@functools.cache
-def tokenizer(case: str) -> Tokenizer:
-    name = max((name for name in NAMES if case.startswith(name)), key=len)
-    pre = case.removeprefix(name).strip()
-    metadata: dict[str, Any] = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
-    if name == "smollm2-135m":
-        metadata |= read_gguf(real_model()).metadata
-    else:
-        keys = RECORD["vocabularies"][name]
-        metadata |= {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-        for key, kind in (("scores", np.float32), ("token_type", np.int32)):
-            if key in keys:
-                metadata[f"tokenizer.ggml.{key}"] = np.array(keys[key], kind)
-    if pre:
-        metadata["tokenizer.ggml.pre"] = pre
-    return read_tokenizer(metadata)
+from tests.json_tokenizers import RECORD
+from tests.recorded_tokenizers import CASES, TEXTS, tokenizer
 
 
 def plain_ids(case: str, text: str, *, parse_special: bool) -> list[int]:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from slipstream.config import EngineConfig
@@ -59,8 +60,16 @@ class Model:
 
     @property
     def make_drafters(self) -> Sequence[MakeDrafter]:
-        """What makes the drafters that it was loaded with."""
-        return self.engine.pairing.make_drafters
+        """What makes the drafters that it was loaded with.
+
+        A draft model reads every prompt and reply itself: in serving it would find the pages of
+        repeated ones, and rounds after a rest would look cheaper than those of a new text.
+        """
+        makers, head = self.engine.pairing.make_drafters, self.target.head
+        if head is None:
+            return makers
+        alone = partial(head.drafter, shares=False)
+        return [alone if maker == head.drafter else maker for maker in makers]
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids."""

@@ -92,6 +92,10 @@ class Bytes:
         """Return the text's UTF-8 bytes."""
         return list(text.encode())
 
+    def has_more_ids(self, text: str, limit: int) -> int:
+        """Return 0: texts are encoded to be counted."""
+        return 0
+
     def detokenizer(self) -> Bytes:
         """Return what spells nothing."""
         return self

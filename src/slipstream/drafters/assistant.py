@@ -54,8 +54,8 @@ class AssistantHead:
         self.chunk = 0  # the target's KV is always there
         self.declined: Counter[str] = Counter()
 
-    def drafter(self) -> AssistantDrafter:
-        """Return the drafter of one request."""
+    def drafter(self, *, shares: bool = True) -> AssistantDrafter:
+        """Return the drafter of one request; it reads nothing, so nothing is shared."""
         return AssistantDrafter(self)
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
@@ -101,6 +101,7 @@ class AssistantDrafter:
 
     name = NAME
     free = False
+    num_read = 0
 
     def __init__(self, head: AssistantHead) -> None:
         self.head = head

@@ -90,8 +90,13 @@ class Head(Protocol):
     chunk: int
     declined: Counter[str]
 
-    def drafter(self) -> BatchDrafter:
-        """Return the drafter of one request."""
+    def drafter(self, *, shares: bool = True) -> BatchDrafter:
+        """Return the drafter of one request.
+
+        Args:
+            shares: False has it read everything itself and leave nothing to others, where a drafter
+                that owns a KV would; for what is timed.
+        """
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         """Return at most k tokens for each ask, none for one that it declines."""
@@ -101,7 +106,12 @@ class BatchDrafter(Drafter, Protocol):
     """A drafter whose proposals for a step are made together, by its head.
 
     Its own `propose` knows too little of the sequence and offers nothing.
+
+    Attributes:
+        num_read: tokens that it read because it was `behind`, so far.
     """
+
+    num_read: int
 
     @property
     def head(self) -> Head:

@@ -11,6 +11,10 @@ one forward, and is a part of what drafting costs then. One call reads one chunk
 a long prompt holds up nobody; a sequence that is not there yet offers nothing and goes on reading
 the next time.
 
+Text that another sequence has read is not read again: full pages of it are shared, by the ids that
+they hold, as the target's are. Of sequences that would read the same page in one call one does, and
+the others take it over in the next.
+
 Rejected drafts need no rollback: their KV lies beyond the length that counts and is written again.
 
 Drafts are picked as the target picks, with its own noise, temperature and cuts (Daliri, Musco and
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,6 +54,30 @@ Pick = Callable[[F32, Ask, int], int]  # the token of a row at a position, below
 _log = logging.getLogger(__name__)
 
 
+class Held(Protocol):
+    """The pages of one sequence in the draft model's KV, as `engine.pages.HeldPages`."""
+
+    table: Int32
+
+    def missing(self, num_positions: int) -> int:
+        """Return how many more pages so many positions need."""
+
+    def reserve(self, num_positions: int) -> None:
+        """Take those pages."""
+
+    def next_prefix(self, token_ids: Sequence[int], limit: int) -> Hashable:
+        """Return what tells the next page to publish or adopt apart, None where there is none."""
+
+    def adopt(self, token_ids: Sequence[int], limit: int) -> int:
+        """Take over pages that others have read; return the positions that are published now."""
+
+    def publish(self, token_ids: Sequence[int], limit: int) -> None:
+        """Let others have pages that are full and final."""
+
+    def release(self) -> None:
+        """Give all pages back."""
+
+
 class Pages(Protocol):
     """The pages of the draft model's KV."""
 
@@ -57,11 +85,8 @@ class Pages(Protocol):
     def num_free(self) -> int:
         """Pages that nobody has."""
 
-    def allocate(self, count: int) -> list[int]:
-        """Return zeroed pages, as many as are free at most."""
-
-    def free(self, pages: Sequence[int]) -> None:
-        """Take pages back."""
+    def hold(self, *, shares: bool = True) -> Held:
+        """Return the pages of a new sequence, none yet."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +146,9 @@ class DraftModel:
         self.max_k = MAX_K
         self.declined: Counter[str] = Counter()
 
-    def drafter(self) -> DraftModelDrafter:
+    def drafter(self, *, shares: bool = True) -> DraftModelDrafter:
         """Return the drafter of one request."""
-        return DraftModelDrafter(self)
+        return DraftModelDrafter(self, self.pages.hold(shares=shares))
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         """Return at most k tokens for each ask, none for one that it declines."""
@@ -137,6 +162,7 @@ class DraftModel:
     def _ready(self, asks: Sequence[Ask]) -> list[_Draft]:
         """Return the asks that can be met, their pages reserved."""
         ready = []
+        coming: set[Hashable] = set()
         for index, ask in enumerate(asks):
             own = ask.drafter
             assert isinstance(own, DraftModelDrafter), "an ask comes from a drafter of this head"
@@ -146,10 +172,13 @@ class DraftModel:
                 self._decline("a token of the text is not in the draft model's vocabulary")
             elif k < 1:
                 self._decline("the draft model's context is full")
+            elif (page := own.whole_page(ask.token_ids)) is not None and page in coming:
+                self._decline("the draft model is still reading")
             elif not own.reserve(len(ask.token_ids) - 1 + k):
                 self._decline("no KV page is left for the draft model")
             else:
                 ready.append(_Draft(index, ask, k, own))
+                coming.add(page)
         return ready
 
     def _draft(self, drafts: list[_Draft]) -> list[_Draft]:
@@ -178,11 +207,17 @@ class DraftModel:
                 self._decline("the draft model is still reading")
             else:
                 there.append(draft)
+            draft.own.num_read += min(behind, left)
             left -= min(behind, left)
             if end > start:
                 parts.append((draft, start, token_ids[start:end]))
                 draft.own.read(end)
-        return self._pick_all(there, self._run(parts, there)) if parts else []
+        if not parts:
+            return []
+        there = self._pick_all(there, self._run(parts, there))
+        for draft, _, _ in parts:
+            draft.own.publish(draft.ask.token_ids)
+        return there
 
     def _run(self, parts: Sequence[_Part], wanted: Sequence[_Draft]) -> StepResult:
         """Run the model over some tokens of some sequences.
@@ -259,23 +294,28 @@ class DraftModelDrafter:
 
     Attributes:
         head: what proposes for it.
+        num_read: tokens that it read because it was `behind`, so far.
         kv_len: positions whose KV is that of the text.
         drafted: tokens that were drafted behind the text as it was then; the KV of those before the
             last lies behind `kv_len`.
-        pages: in order of position, int32 of shape (P,).
     """
 
     name = NAME
     free = False
 
-    def __init__(self, head: DraftModel) -> None:
+    def __init__(self, head: DraftModel, held: Held) -> None:
         self.head = head
         self.max_k = head.max_k
-        self.kv_len = 0
+        self.kv_len = self.num_read = 0
         self.drafted: list[int] = []
-        self.pages: Int32 = np.zeros(0, np.int32)
+        self._held = held
         self._num_known = 0  # tokens of the text that are in the model's vocabulary
         self._is_foreign = False
+
+    @property
+    def pages(self) -> Int32:
+        """Pages in order of position, int32 of shape (P,)."""
+        return self._held.table
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """Return nothing: drafts of a step are made together, by the head."""
@@ -286,13 +326,15 @@ class DraftModelDrafter:
 
     def release(self) -> None:
         """Give all pages back and forget the sequence. Safe to call twice."""
-        pages, self.pages = self.pages.tolist(), np.zeros(0, np.int32)
         self.kv_len = self._num_known = 0
         self.drafted, self._is_foreign = [], False
-        self.head.pages.free(pages)
+        self._held.release()
 
     def behind(self, token_ids: Sequence[int]) -> int:
-        """Return the tokens that it has to read first, besides what every draft reads."""
+        """Return the tokens that it has to read first, besides what every draft reads.
+
+        Those in pages that others have read are not among them.
+        """
         self.settle(token_ids)
         return max(0, len(token_ids) - self.kv_len - ORDINARY_ROWS)
 
@@ -304,7 +346,8 @@ class DraftModelDrafter:
     def settle(self, token_ids: Sequence[int]) -> None:
         """Keep the KV of drafts that have become text; let go of it from the first that has not.
 
-        That of the anchor does not count: its logits are wanted, so it is read once more.
+        That of the anchor does not count: its logits are wanted, so it is read once more. Behind
+        what is kept, pages that others have read are taken over.
         """
         drafted, anchor = self.drafted, len(token_ids) - 1
         while drafted and self.kv_len <= anchor:
@@ -315,6 +358,19 @@ class DraftModelDrafter:
             else:
                 del drafted[0]
                 self.kv_len += 1
+        self.publish(token_ids)
+        if not drafted:
+            self.kv_len = max(self.kv_len, self._held.adopt(token_ids, anchor))
+
+    def publish(self, token_ids: Sequence[int]) -> None:
+        """Let others have the pages that are full of text; that of the anchor is written again."""
+        self._held.publish(token_ids, min(self.kv_len, len(token_ids) - 1))
+
+    def whole_page(self, token_ids: Sequence[int]) -> Hashable:
+        """Return what tells apart the page that it would read first, None if it is not a whole."""
+        if self.drafted or self.kv_len % PAGE_SIZE:
+            return None
+        return self._held.next_prefix(token_ids, len(token_ids) - 1)
 
     def refuses(self, token_ids: Sequence[int]) -> bool:
         """Tell whether the text has an id that the model has no embedding for."""
@@ -325,12 +381,9 @@ class DraftModelDrafter:
 
     def reserve(self, num_positions: int) -> bool:
         """Take the pages that so many positions need; False, and none is taken, if they lack."""
-        missing = -(-num_positions // PAGE_SIZE) - len(self.pages)
-        if missing > self.head.pages.num_free:
+        if self._held.missing(num_positions) > self.head.pages.num_free:
             return False
-        if missing > 0:
-            fresh = self.head.pages.allocate(missing)
-            self.pages = np.array([*self.pages.tolist(), *fresh], np.int32)
+        self._held.reserve(num_positions)
         return True
 
     def read(self, end: int) -> None:

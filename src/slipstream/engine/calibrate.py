@@ -198,7 +198,7 @@ def time_drafts(
     Each follows a forward, as it does in serving: the head's weights have left the caches by then.
     """
     samples: dict[int, list[float]] = {}
-    drafter = head.drafter()
+    drafter = head.drafter(shares=False)
     try:
         for _ in range(passes + 1):
             for k in range(1, min(max_k, head.max_k) + 1):
@@ -223,10 +223,10 @@ def time_reading(
     """
     samples = []
     num_read = head.chunk
-    while num_read and not head.drafter().room(num_read + ORDINARY_ROWS):
+    while num_read and not head.drafter(shares=False).room(num_read + ORDINARY_ROWS):
         num_read //= 2
     for _ in range(passes + 1 if num_read >= LEAST_READ else 0):
-        drafter = head.drafter()
+        drafter = head.drafter(shares=False)
         began = clock()
         (drafted,) = head.propose([_first_ask(drafter, num_read + ORDINARY_ROWS)])
         samples.append(max(clock() - began - draft_s, 0.0) / num_read)

@@ -32,6 +32,9 @@ class Tokenizer(Vocabulary, Protocol):
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one reply."""
 
+    def has_more_ids(self, text: str, limit: int) -> int:
+        """Return how many ids a text certainly has, where that is beyond a limit, else 0."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -142,13 +145,17 @@ def _limit(ids: list[int], params: SamplingParams, limits: Limits) -> int:
     if not ids:
         raise RequestError("the prompt must have at least 1 token, got 0", param="prompt")
     if room < 1:
-        raise RequestError(
-            f"prompt + 1 token must fit the context of {limits.max_model_len}, "
-            f"got a prompt of {len(ids)}",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise too_long(str(len(ids)), limits.max_model_len)
     return min(operator.index(params.max_tokens), room)
+
+
+def too_long(num_tokens: str, max_len: int) -> RequestError:
+    """Return the refusal of a prompt of so many tokens."""
+    return RequestError(
+        f"prompt + 1 token must fit the context of {max_len}, got a prompt of {num_tokens}",
+        param="prompt",
+        code="context_length_exceeded",
+    )
 
 
 def _check_pages(request: Request, limits: Limits) -> None:
@@ -216,16 +223,20 @@ def _predicted(text: str | None, tokenizer: Tokenizer) -> PredictedText | None:
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Return words as ids, as they begin a text and as they follow a space."""
+    """Return words as ids, as they begin a text, as they follow a space, and something else.
+
+    The last is another spelling where encoding puts a space in front of a text, as SentencePiece's
+    vocabularies do.
+    """
     if not words:
         return []
-    begins = len(tokenizer.encode("", parse_special=False))  # ids put before any text
     spelled: dict[tuple[int, ...], None] = {}  # a set that keeps their order
     for word in words:
-        for text in (word, " " + word.lstrip(" ")):
-            ids = tokenizer.encode(text, parse_special=False)[begins:]
-            if ids:
-                spelled[tuple(ids)] = None
+        for lead, text in (("", word), ("", " " + word.lstrip(" ")), ("\n", word)):
+            before = tokenizer.encode(lead, parse_special=False)
+            ids = tokenizer.encode(lead + text, parse_special=False)
+            if ids[: len(before)] == before and len(ids) > len(before):
+                spelled[tuple(ids[len(before) :])] = None
     return list(spelled)
 
 

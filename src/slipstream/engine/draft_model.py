@@ -11,6 +11,7 @@ from slipstream.config import EngineConfig
 from slipstream.drafters.base import Ask
 from slipstream.drafters.draft_model import ORDINARY_ROWS, DraftModel, Pick
 from slipstream.engine.pages import PagePool
+from slipstream.engine.prefix import PrefixCache
 from slipstream.engine.sampling import kernel_beside
 from slipstream.kernels.noise import NoiseKey
 from slipstream.kernels.ops import F32, Backend, KVCache
@@ -76,7 +77,7 @@ def build_draft_model(
     )
     return DraftModel(
         step,
-        PagePool(kv),
+        PagePool(kv, cache=PrefixCache() if config.prefix_cache == "on" else None),
         pick=_pick_on(backend),
         vocab_size=min(vocab_size, source.arch.vocab_size),
         max_len=source.max_len(max_model_len),

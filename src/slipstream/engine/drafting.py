@@ -67,14 +67,15 @@ def head_of(request: Request) -> Head | None:
 def _ask_head(head: Head, parts: Sequence[Round], clock: Clock, vocab_size: int) -> None:
     began = clock()
     try:
-        behind = [part.behind for part in parts]
-        for part, offered in zip(parts, head.propose([_ask_of(p) for p in parts]), strict=True):
+        asks = [_ask_of(part) for part in parts]
+        read = [ask.drafter.num_read for ask in asks]
+        for part, offered in zip(parts, head.propose(asks), strict=True):
             part.drafted = _known(offered, part.wanted, vocab_size)
             matcher = part.request.matcher
             if part.drafted and matcher is not None:
                 part.drafted = matcher.allowed_prefix(part.drafted)
-        for part, before in zip(parts, behind, strict=True):
-            part.caught_up = before - part.behind if before else 0
+        for part, ask, before in zip(parts, asks, read, strict=True):
+            part.caught_up = ask.drafter.num_read - before
     except Exception as error:
         for part in parts:
             part.drafted = []

@@ -146,7 +146,7 @@ class Engine(Front):
         """
         return check_request(
             next(self._ids),
-            prompt_ids(prompt, self.tokenizer, self._template),
+            prompt_ids(prompt, self.tokenizer, self._template, max_len=self._limits.max_model_len),
             params or SamplingParams(),
             limits=self._limits,
             tokenizer=self.tokenizer,
@@ -320,7 +320,7 @@ class Engine(Front):
     def _release(self, requests: Sequence[Request]) -> None:
         """Give back what requests hold: first all pages, then what drafters keep."""
         for request in requests:
-            request.sequence.release(self.pages)
+            request.sequence.release()
         for request in requests:
             drafting.let_go(request)
             if self.policy is not None:

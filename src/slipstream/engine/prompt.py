@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slipstream.engine.check import Tokenizer
+from slipstream.engine.check import Tokenizer, too_long
 from slipstream.errors import RequestError
 from slipstream.types import SamplingParams
 
@@ -32,18 +32,30 @@ class Template(Protocol):
         """Return the prompt text of a conversation, the assistant's turn opened."""
 
 
-def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, template: Template | None) -> Iterable[int]:
+def prompt_ids(
+    prompt: Prompt, tokenizer: Tokenizer, template: Template | None, *, max_len: int | None = None
+) -> Iterable[int]:
     """Return a prompt's token ids; ids are passed on unchecked.
 
     Special tokens that a text spells are ordinary text; only a rendered template may use them.
 
+    Args:
+        max_len: positions of the context; a text that is certainly longer is not encoded.
+
     Raises:
-        RequestError: it is none of the three kinds, or a conversation and there is no template.
+        RequestError: it is none of the three kinds, or a conversation and there is no template, or
+            it is too long.
     """
+
+    def encode(text: str, *, parse_special: bool) -> list[int]:
+        if max_len is not None and (least := tokenizer.has_more_ids(text, max_len - 1)):
+            raise too_long(f"at least {least}", max_len)
+        return tokenizer.encode(text, parse_special=parse_special)
+
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt, parse_special=False)
+        return encode(prompt, parse_special=False)
     if isinstance(prompt, Conversation):
-        return _rendered(prompt, tokenizer, template)
+        return encode(_rendered(prompt, template), parse_special=True)
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
         raise RequestError(
             f"prompt must be text, token ids or messages, got {type(prompt).__name__}",
@@ -52,20 +64,18 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, template: Template | None) 
     items: list[Any] = list(prompt)
     if not any(isinstance(item, Mapping) for item in items):
         return items
-    return _rendered(Conversation(messages=items), tokenizer, template)
+    return encode(_rendered(Conversation(messages=items), template), parse_special=True)
 
 
-def _rendered(
-    conversation: Conversation, tokenizer: Tokenizer, template: Template | None
-) -> list[int]:
+def _rendered(conversation: Conversation, template: Template | None) -> str:
+    """Return a conversation's text."""
     if template is None:
         raise RequestError(
             "messages need a chat template, and this model has none",
             param="messages",
             hint="give the prompt as text",
         )
-    text = template.render(conversation.messages, **conversation.variables)
-    return tokenizer.encode(text, parse_special=True)
+    return template.render(conversation.messages, **conversation.variables)
 
 
 def each_with_params(

@@ -105,6 +105,6 @@ class Scheduler:
         held = len(request.sequence.pages)
         if request.max_pages - held <= self._pages.num_free - promised:
             return True
-        request.sequence.release(self._pages)
+        request.sequence.release()
         self._refused = attempt
         return False

@@ -15,9 +15,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from slipstream.engine.pages import PagePool, pages_for
+from slipstream.engine.pages import HeldPages, PagePool, pages_for
 from slipstream.engine.prefix import Ids, Node
 from slipstream.kernels.ops import PAGE_SIZE, Int32
+
+_NO_PAGES: Int32 = np.zeros(0, np.int32)
 
 
 class TokenSequence:
@@ -35,9 +37,7 @@ class TokenSequence:
         self.prompt_len = len(self.token_ids)
         self.kv_len = 0
         self.num_cached = 0
-        self._pages: list[int] = []
-        self._table: Int32 = np.zeros(0, np.int32)
-        self._published: list[Node] = []  # the first pages, as the cache has them
+        self._held: HeldPages | None = None
 
     @property
     def num_generated(self) -> int:
@@ -52,7 +52,7 @@ class TokenSequence:
     @property
     def pages(self) -> Int32:
         """Pages in order of position, int32 of shape (P,)."""
-        return self._table
+        return _NO_PAGES if self._held is None else self._held.table
 
     def reserve(self, num_rows: int, pool: PagePool) -> None:
         """Take the pages that `num_rows` more positions need.
@@ -60,15 +60,12 @@ class TokenSequence:
         Raises:
             CapacityError: the pool has not enough.
         """
-        missing = pages_for(self.kv_len + num_rows) - len(self._pages)
-        if missing > 0:
-            self._pages += pool.allocate(missing)
-            self._table = np.array(self._pages, np.int32)
+        self._hold(pool).reserve(self.kv_len + num_rows)
 
     def extend_kv(self, num_rows: int) -> None:
         """Count the positions that a forward has written."""
         self.kv_len += num_rows
-        assert pages_for(self.kv_len) <= len(self._pages), "KV written beyond the pages"
+        assert pages_for(self.kv_len) <= len(self.pages), "KV written beyond the pages"
 
     def commit(self, emitted: list[int]) -> None:
         """Append what a forward emitted and roll KV back to all tokens but the last."""
@@ -82,54 +79,31 @@ class TokenSequence:
         None between pages, without a cache, and on the page of the prompt's last token, which is
         always computed: its logits are wanted.
         """
-        start = self.kv_len
-        if pool.cache is None or start % PAGE_SIZE or start + PAGE_SIZE >= self.prompt_len:
+        if self.kv_len % PAGE_SIZE:
             return None
-        parent = self._published[-1] if self._published else pool.cache.root
-        return parent, tuple(self.token_ids[start : start + PAGE_SIZE])
+        return self._hold(pool).next_prefix(self.token_ids, self.prompt_len - 1)
 
     def adopt(self, pool: PagePool) -> None:
         """Take over cached pages that hold the next tokens of the prompt, as far as they go."""
-        before = self.kv_len
-        if not before:
+        if not self.kv_len:
             self.num_cached = 0
-        while (prefix := self.next_prefix(pool)) is not None:
-            parent, ids = prefix
-            node = parent.children.get(ids)
-            if node is None:
-                break
-            pool.share(node.page)
-            self._pages.append(node.page)
-            self._published.append(node)
-            self.kv_len += PAGE_SIZE
-        if self.kv_len > before:
-            self.num_cached += self.kv_len - before
-            self._table = np.array(self._pages, np.int32)
+        if self.next_prefix(pool) is not None:
+            reached = self._hold(pool).adopt(self.token_ids, self.prompt_len - 1)
+            self.num_cached += reached - self.kv_len
+            self.kv_len = reached
 
     def publish(self, pool: PagePool) -> None:
-        """Enter pages that are full and final into the cache.
+        """Enter pages that are full and final into the cache, or share those that are there."""
+        self._hold(pool).publish(self.token_ids, self.kv_len)
 
-        Where another sequence published the same tokens first, its page takes the place of ours:
-        the bytes are equal, and whoever holds a page holds all pages before it.
-        """
-        cache = pool.cache
-        while cache is not None and (len(self._published) + 1) * PAGE_SIZE <= self.kv_len:
-            index = len(self._published)
-            ids = tuple(self.token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE])
-            parent = self._published[-1] if index else cache.root
-            node, own = parent.children.get(ids), self._pages[index]
-            if node is None:
-                node = cache.add(parent, ids, own)
-            else:
-                pool.share(node.page)
-                pool.free([own])
-                self._pages[index] = self._table[index] = node.page
-            self._published.append(node)
-
-    def release(self, pool: PagePool) -> None:
+    def release(self) -> None:
         """Give all pages back. Safe to call twice."""
-        pool.free(self._pages)
-        self._pages = []
-        self._published = []
-        self._table = np.zeros(0, np.int32)
+        if self._held is not None:
+            self._held.release()
         self.kv_len = 0
+
+    def _hold(self, pool: PagePool) -> HeldPages:
+        """Return its pages, of the pool that it is with from the first call on."""
+        if self._held is None:
+            self._held = pool.hold()
+        return self._held

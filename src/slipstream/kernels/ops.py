@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.models.arch import Activation, Arch
-from slipstream.models.weights import Tensor
+from slipstream.models.weights import Tensor, TensorInPieces
 
 Int32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -322,6 +322,7 @@ class Backend(Protocol):
 
     name: str  # "reference", "cpu", "cuda"
     reason: str  # why this one was chosen, e.g. "AVX-512 VNNI"
+    takes_pieces: bool  # whether it is one that `TakesPieces`
 
     def matrix(self, parts: Sequence[Tensor]) -> Weight:
         """Repack matrices of equal K, stacked along N in order, into one fused weight."""
@@ -350,6 +351,15 @@ class Backend(Protocol):
 
     def weight_bytes(self) -> int:
         """Return the bytes of weights held so far."""
+
+
+class TakesPieces(Protocol):
+    """What `Backend`s with `takes_pieces` do besides."""
+
+    takes_pieces: bool
+
+    def matrix(self, parts: Sequence[Tensor | TensorInPieces]) -> Weight:
+        """Repack matrices as `Backend.matrix`; of one in pieces never more than one is held."""
 
 
 class DeviceMemory(Protocol):

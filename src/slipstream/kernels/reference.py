@@ -47,6 +47,7 @@ class ReferenceBackend:
     """
 
     name = "reference"
+    takes_pieces = False
 
     def __init__(
         self,

@@ -17,11 +17,13 @@ loss and without growing:
     MLX      4, 8  0     32, 64, 128  the model's float    the model's float
 
 The canonical form is short-lived: a loader yields it tensor by tensor, a back end repacks it and
-lets it go, so codes are kept one to a byte for simplicity.
+lets it go, so codes are kept one to a byte for simplicity. Where the back end takes them, a matrix
+comes in pieces of a few outputs, so that of a large one never much is there twice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -182,3 +184,29 @@ class DenseTensor:
 
 
 Tensor = QuantizedTensor | DenseTensor
+
+_PIECE = 1 << 20  # elements of a piece: 1 MiB of codes, 2 or 4 MiB of what they are made from
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInPieces:
+    """A matrix that is read by its outputs, a few at a time.
+
+    Attributes:
+        shape: (N, K).
+        read: returns the outputs [low, high), of one kind all over; to be let go before the next.
+    """
+
+    shape: tuple[int, int]
+    read: Callable[[int, int], Tensor]
+
+    def pieces(self, multiple: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield all outputs in order, each piece with the number of its first.
+
+        Args:
+            multiple: a piece has a multiple of so many outputs, unless it is the last.
+        """
+        n, k = self.shape
+        rows = max(_PIECE // (k * multiple), 1) * multiple
+        for low in range(0, n, rows):
+            yield low, self.read(low, min(low + rows, n))

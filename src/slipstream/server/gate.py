@@ -1,5 +1,7 @@
 """What every request passes before a route sees it: the key, and the limits of its body.
 
+HEAD is served wherever GET is, as HTTP has it.
+
 Plain ASGI, so that a response's chunks pass through untouched.
 """
 
@@ -37,6 +39,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as GET; uvicorn keeps the body back, by its own scope
+            scope = {**scope, "method": "GET"}
         counts = scope["method"] == "POST" and scope["path"].startswith("/v1/")
         if counts:
             self._metrics.received()

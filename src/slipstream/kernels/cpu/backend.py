@@ -15,7 +15,7 @@ from slipstream.kernels.cpu.pages import CpuKVCache
 from slipstream.kernels.cpu.recorder import CpuStep, Recorder
 from slipstream.kernels.ops import F32, DraftOps, Ops, Step, Value
 from slipstream.models.arch import Arch
-from slipstream.models.weights import Tensor
+from slipstream.models.weights import Tensor, TensorInPieces
 
 ISA_PATHS = ("avx512", "portable")
 
@@ -41,6 +41,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    takes_pieces = True
 
     def __init__(self, *, threads: int = 0, isa: str = "auto", kernel: str = "auto") -> None:
         if isa not in ("auto", *ISA_PATHS):
@@ -66,7 +67,7 @@ class CpuBackend:
             ) from error
         self._arena = _native.Arena()
 
-    def matrix(self, parts: Sequence[Tensor]) -> _native.Weight:
+    def matrix(self, parts: Sequence[Tensor | TensorInPieces]) -> _native.Weight:
         """Pack matrices of equal K, stacked along N in order."""
         columns = {part.shape[1] for part in parts}
         if len(columns) != 1:

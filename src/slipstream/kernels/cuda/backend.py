@@ -42,6 +42,7 @@ class CudaBackend:
     """
 
     name = "cuda"
+    takes_pieces = False
     device: str  # the GPU's name
     driver: str
     build: str  # tells builds of the kernels apart

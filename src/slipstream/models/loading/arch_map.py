@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 
 from slipstream.errors import LoadError
 from slipstream.models.arch import Arch
@@ -27,7 +28,7 @@ from slipstream.models.loading.families.gguf_arch import OUTPUT as OUTPUT_TENSOR
 from slipstream.models.loading.gguf import GgufFile
 from slipstream.models.loading.keys import Keys
 from slipstream.models.loading.metadata import describe, read_int, read_str
-from slipstream.models.weights import F32
+from slipstream.models.weights import F32, Tensor
 
 ARCHITECTURES = {family.gguf: family for family in FAMILIES if family.gguf is not None}
 _EMBEDDING = "token_embd.weight"
@@ -68,7 +69,20 @@ class GgufSource:
     def open(self) -> Iterator[TensorReader]:
         """Open the file for reading."""
         with self._file.open() as source:
-            yield lambda name: self._file.read_tensor(source, name)
+            yield _GgufReader(self._file, source)
+
+
+class _GgufReader:
+    """A `TensorReader` of an open file."""
+
+    def __init__(self, file: GgufFile, source: BufferedReader) -> None:
+        self._file, self._source = file, source
+
+    def __call__(self, name: str) -> Tensor:
+        return self._file.read_tensor(self._source, name)
+
+    def rows(self, name: str, low: int, high: int) -> Tensor:
+        return self._file.read_rows(self._source, name, low, high)
 
 
 class _Header:

@@ -10,7 +10,7 @@ Roles are "embedding", "norm", "output" and, in layer i, "layers.i.ROLE" with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,11 +24,21 @@ from slipstream.models.loading.quantize import quantized
 from slipstream.models.weights import DenseTensor, Tensor
 
 EMBEDDING, NORM, OUTPUT = "embedding", "norm", "output"
-# Reads one tensor by name, to be let go before the next but one is read. Raises LoadError where it
-# cannot be read or the file changed since it was opened.
-# A reader from a memory map also has `forget`, which gives back the pages of what it handed out.
-TensorReader = Callable[[str], Tensor]
 _NORMS = ("norm", "attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm", "q_norm", "k_norm")
+
+
+class TensorReader(Protocol):
+    """Reads tensors by name; what it returns is to be let go before the next but one is read.
+
+    Raises LoadError where one cannot be read or the file changed since it was opened. A reader from
+    a memory map also has `forget`, which gives back the pages of what it handed out.
+    """
+
+    def __call__(self, name: str, /) -> Tensor:
+        """Return a whole tensor."""
+
+    def rows(self, name: str, low: int, high: int, /) -> Tensor:
+        """Return the outputs [low, high) of a matrix, to be let go before anything else is read."""
 
 
 class Source(Protocol):
@@ -67,27 +77,39 @@ class Checkpoint:
         A reader raises LoadError where a tensor's values are beyond what they are rounded to.
         """
         with self.source.open() as read:
+            yield _RoleReader(self, read)
 
-            def by_role(role: str) -> Tensor:
-                tensor = read(self.names[role])
-                if self.norm_shift and role.rpartition(".")[2] in _NORMS:
-                    values = tensor.dequantize() + np.float32(self.norm_shift)
-                    return DenseTensor(values=values, dtype="f32")
-                made = quantized(
-                    tensor,
-                    self.quantize,
-                    is_table=role in (EMBEDDING, OUTPUT),
-                    forget=getattr(read, "forget", None),
-                )
-                if made is not tensor and not is_finite(made) and is_finite(tensor):
-                    raise LoadError(
-                        f"tensor {self.names[role]} has values that {self.quantize} cannot hold: "
-                        "its scales are float16, up to 65504",
-                        hint="load it without quantize",
-                    )
-                return made
 
-            yield by_role
+class _RoleReader:
+    """Reads tensors by role, as the decoder takes them."""
+
+    def __init__(self, checkpoint: Checkpoint, read: TensorReader) -> None:
+        self._checkpoint, self._read = checkpoint, read
+
+    def __call__(self, role: str) -> Tensor:
+        return self._made(role, self._read(self._checkpoint.names[role]))
+
+    def rows(self, role: str, low: int, high: int) -> Tensor:
+        return self._made(role, self._read.rows(self._checkpoint.names[role], low, high))
+
+    def _made(self, role: str, tensor: Tensor) -> Tensor:
+        checkpoint = self._checkpoint
+        if checkpoint.norm_shift and role.rpartition(".")[2] in _NORMS:
+            values = tensor.dequantize() + np.float32(checkpoint.norm_shift)
+            return DenseTensor(values=values, dtype="f32")
+        made = quantized(
+            tensor,
+            checkpoint.quantize,
+            is_table=role in (EMBEDDING, OUTPUT),
+            forget=getattr(self._read, "forget", None),
+        )
+        if made is not tensor and not is_finite(made) and is_finite(tensor):
+            raise LoadError(
+                f"tensor {checkpoint.names[role]} has values that {checkpoint.quantize} cannot "
+                "hold: its scales are float16, up to 65504",
+                hint="load it without quantize",
+            )
+        return made
 
 
 def bind(

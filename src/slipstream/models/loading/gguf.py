@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.errors import LoadError
+from slipstream.models.loading.blocks import Bytes
 from slipstream.models.loading.cursor import Cursor, Value
 from slipstream.models.loading.formats import Format, find_format
 from slipstream.models.weights import Tensor
@@ -94,15 +95,31 @@ class GgufFile:
             LoadError: the file ends inside it, or the disk fails.
         """
         info = self.tensors[name]
-        raw = np.empty(info.num_bytes, np.uint8)
+        raw = self._read(source, name, 0, info.num_bytes)
+        return info.format.decode(raw, info.shape)
+
+    def read_rows(self, source: BufferedReader, name: str, low: int, high: int) -> Tensor:
+        """Read the outputs [low, high) of one matrix, as `read_tensor`."""
+        info = self.tensors[name]
+        n, k = info.shape
+        row_bytes = info.num_bytes // n  # a row holds whole blocks
+        raw = self._read(source, name, low * row_bytes, (high - low) * row_bytes)
+        return info.format.decode(raw, (high - low, k))
+
+    def _read(self, source: BufferedReader, name: str, first: int, count: int) -> Bytes:
+        """Read some bytes of a tensor."""
+        info = self.tensors[name]
+        raw = np.empty(count, np.uint8)
         try:
-            source.seek(info.offset)
+            source.seek(info.offset + first)
             num_read = source.readinto(raw.data)
         except OSError as error:
             raise LoadError(f"tensor {name} cannot be read: {error.strerror}") from error
-        if num_read != info.num_bytes:
-            raise LoadError(f"truncated: tensor {name} has {info.num_bytes} bytes, got {num_read}")
-        return info.format.decode(raw, info.shape)
+        if num_read != count:
+            raise LoadError(
+                f"truncated: tensor {name} has {info.num_bytes} bytes, got {first + num_read}"
+            )
+        return raw
 
 
 def read_gguf(path: Path) -> GgufFile:

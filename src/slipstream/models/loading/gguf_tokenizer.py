@@ -28,6 +28,12 @@ from slipstream.models.loading.metadata import (
     read_texts,
 )
 from slipstream.models.loading.pre_tokenizers import PRE_TOKENIZERS
+from slipstream.models.loading.reach import (
+    Reach,
+    byte_level_bytes,
+    piece_bytes,
+    unspelled_bytes,
+)
 from slipstream.models.loading.sentence_piece import (
     LineMerger,
     PieceMerger,
@@ -52,12 +58,16 @@ class _Kind:
         merge: maps text without special tokens, and whether it begins the text or follows a special
             token, to ids.
         spell: maps a normal or byte token's id to its bytes.
+        stands_for: maps a token's text to the bytes of text that it stands for at most.
+        dropped: bytes of text that merging may leave out.
         adds_bos, bos_id, eos_id: the kind's defaults.
     """
 
     merge: Callable[[str, bool], list[int]]
     spell: Callable[[int], bytes]
     adds_bos: bool
+    stands_for: Callable[[str], int] = piece_bytes
+    dropped: bytes = b""
     bos_id: int | None = None
     eos_id: int | None = None
 
@@ -112,13 +122,18 @@ def read_tokenizer(metadata: Metadata) -> Tokenizer:
             first = isinstance(piece, int)
         return ids
 
+    def reach() -> Reach:
+        special_bytes = [piece_bytes(tokens.texts[index]) for index in user_defined | control]
+        longest = max([1, *map(kind.stands_for, tokens.texts), *special_bytes])
+        return Reach(longest=longest, dropped=kind.dropped)
+
     vocabulary = Vocabulary(
         texts=tokens.texts,
         control_ids=control,
         spell=spell,
         unused_ids=frozenset(tokens.of_type(_UNUSED)),
     )
-    return Tokenizer(vocabulary, _read_ends(metadata, tokens, kind), encode)
+    return Tokenizer(vocabulary, _read_ends(metadata, tokens, kind), encode, reach)
 
 
 def _byte_level(metadata: Metadata, tokens: _Tokens, pre: str) -> _Kind:
@@ -138,6 +153,8 @@ def _byte_level(metadata: Metadata, tokens: _Tokens, pre: str) -> _Kind:
         merge=lambda text, _: merger.encode(text),
         spell=lambda index: spelled_bytes(tokens.texts[index]),
         adds_bos=rule.adds_bos and f"{_PREFIX}bos_token_id" in metadata,
+        stands_for=byte_level_bytes,
+        dropped=unspelled_bytes(tokens.ids),
     )
 
 

@@ -23,6 +23,7 @@ from slipstream.errors import LoadError
 from slipstream.models.loading.bytes_map import spelled_bytes
 from slipstream.models.loading.folder_ends import read_folder_ends
 from slipstream.models.loading.metadata import describe
+from slipstream.models.loading.reach import Reach, json_reach
 from slipstream.models.loading.sentence_piece import SPACE, spelled_piece
 from slipstream.models.loading.tokenizer import Tokenizer, Vocabulary
 
@@ -54,6 +55,9 @@ def read_json_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     def spell(index: int) -> bytes:
         return spelled[index].encode() if index in added else spell_normal(spelled[index])
 
+    def reach() -> Reach | None:
+        return json_reach(json.loads(source), spelled, {spelled[index] for index in control})
+
     unknown = library.token_to_id(str(block.get("model", {}).get("unk_token")))
     return Tokenizer(
         Vocabulary(
@@ -64,6 +68,7 @@ def read_json_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
         ),
         read_folder_ends(folder, library, control, vocab_size),
         _Encoder(source, library, {spelled[index]: index for index in control - {unknown}}).encode,
+        reach,
     )
 
 

@@ -81,30 +81,48 @@ class MlxSource:
     def open(self) -> Iterator[TensorReader]:
         """Map the files."""
         with self._dense.open() as read_dense, self._files.open() as maps:
+            yield _MlxReader(self._files, self._settings, read_dense, maps)
 
-            def read(name: str) -> Tensor:
-                setting = self._settings.get(name)
-                if setting is None:
-                    return read_dense(name)
-                module = name.removesuffix(_WEIGHT)
-                # The matrix last: what was mapped first is given back first.
-                scale, bias = (self._numbers(maps, f"{module}{end}") for end in (_SCALES, _BIASES))
-                packed = maps.raw(name, "<u4").view(np.uint8)
-                return QuantizedTensor(
-                    bits=setting.bits,
-                    codes=unpack(packed, setting.bits),
-                    zero=0,
-                    scale=scale,
-                    bias=bias,
-                )
 
-            yield read
+class _MlxReader:
+    """A `TensorReader` of dense and of quantized tensors."""
 
-    def _numbers(self, maps: Maps, name: str) -> GroupNumbers:
+    def __init__(
+        self,
+        files: SafetensorsFiles,
+        settings: Mapping[str, Setting],
+        read_dense: TensorReader,
+        maps: Maps,
+    ) -> None:
+        self._files, self._settings = files, settings
+        self._read_dense, self._maps = read_dense, maps
+
+    def __call__(self, name: str) -> Tensor:
+        if name not in self._settings:
+            return self._read_dense(name)
+        return self._quantized(name, slice(None))
+
+    def rows(self, name: str, low: int, high: int) -> Tensor:
+        """Return the outputs [low, high) of a matrix; the pages of those before are given back."""
+        if name not in self._settings:
+            return self._read_dense.rows(name, low, high)
+        self._maps.forget()
+        return self._quantized(name, slice(low, high))
+
+    def _quantized(self, name: str, part: slice) -> QuantizedTensor:
+        bits, module = self._settings[name].bits, name.removesuffix(_WEIGHT)
+        # The matrix last: what was mapped first is given back first.
+        scale, bias = (self._numbers(f"{module}{end}", part) for end in (_SCALES, _BIASES))
+        packed = self._maps.raw(name, "<u4")[part].view(np.uint8)
+        return QuantizedTensor(
+            bits=bits, codes=unpack(packed, bits), zero=0, scale=scale, bias=bias
+        )
+
+    def _numbers(self, name: str, part: slice) -> GroupNumbers:
         dtype = self._files.entries[name].dtype
         if dtype == "BF16":
-            return BFloat16(bits=maps.raw(name, "<u2").copy())
-        return maps.raw(name, "<f2" if dtype == "F16" else "<f4").copy()
+            return BFloat16(bits=self._maps.raw(name, "<u2")[part].copy())
+        return self._maps.raw(name, "<f2" if dtype == "F16" else "<f4")[part].copy()
 
 
 def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

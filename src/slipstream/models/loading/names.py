@@ -55,6 +55,8 @@ _MODELS = (
 )
 MODELS = {model.name: model for model in _MODELS}
 _PULLED = f"a known name ({', '.join(MODELS)}) or a hub's ORG/NAME"
+_PARTS = (".safetensors", ".json", ".model")  # files of a folder that is a model as a whole
+_LISTED = 3  # of what a folder has, in a message
 _RESOLVED = f"{_PULLED}, or the path of a GGUF file or of a folder"
 
 
@@ -106,10 +108,12 @@ def resolve_model(text: str) -> Path:
         return _cached(find_named(text))
     try:
         path = Path(text).expanduser()
+        allowed = "the model must be a GGUF file or a folder with config.json"
         if path.is_dir() and not (path / "config.json").is_file():
-            raise LoadError(
-                f"the model must be a GGUF file or a folder with config.json, got the folder {text}"
-            )
+            raise LoadError(f"{allowed}, got the folder {text}", hint=_meant_in(path))
+        if path.suffix.lower() in _PARTS and path.is_file():
+            folder = path.parent
+            raise LoadError(f"{allowed}, got the file {text}", hint=f"give its folder: {folder}")
         if path.exists():
             return path
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such ~user
@@ -120,6 +124,18 @@ def resolve_model(text: str) -> Path:
     if os.sep in text or path.suffix.lower() == ".gguf":
         raise LoadError(f"no such file: {text}", hint=_nearest(path.stem))
     raise _unknown(text, _RESOLVED)
+
+
+def _meant_in(folder: Path) -> str | None:
+    """Return what a folder that is no model has instead, None where that is nothing."""
+    inner = [*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")]
+    found = sorted([*folder.glob("*.gguf"), *(config.parent for config in inner)])
+    if found:
+        rest = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        return f"give one of what it has: {', '.join(map(str, found[:_LISTED]))}{rest}"
+    if any(folder.glob("*.safetensors")):
+        return "its config.json is missing: fetch the rest of the model"
+    return None
 
 
 def _cached(model: NamedModel) -> Path:

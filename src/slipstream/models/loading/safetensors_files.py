@@ -142,6 +142,11 @@ class _DenseReader:
         self._entries, self._maps = entries, maps
         self.forget = maps.forget
 
+    def rows(self, name: str, low: int, high: int) -> DenseTensor:
+        """Return the outputs [low, high) of a matrix; the pages of those before are given back."""
+        self.forget()
+        return self(name).rows(low, high)
+
     def __call__(self, name: str) -> DenseTensor:
         dtype = self._entries[name].dtype
         if dtype not in _DTYPES:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from slipstream.errors import RequestError
 from slipstream.models.loading.detokenizer import Detokenizer
+from slipstream.models.loading.reach import Reach
 
 # Control tokens that end a turn or message, in models whose files name one end where they have two.
 TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
@@ -63,6 +65,8 @@ class Tokenizer:
         ends: the ids that begin and end texts.
         encode_text: maps a text and whether control tokens spelled in it become their ids to the
             ids, without `bos_id` in front.
+        reach: says how much text one id stands for at most, None where nothing is known of it;
+            asked when the first long text comes.
 
     Attributes:
         vocab_size: V; ids are in [0, V).
@@ -76,7 +80,9 @@ class Tokenizer:
         vocabulary: Vocabulary,
         ends: Ends,
         encode_text: Callable[[str, bool], list[int]],
+        reach: Callable[[], Reach | None] = lambda: None,
     ) -> None:
+        self._find_reach = reach
         self._texts = vocabulary.texts
         self._spell = vocabulary.spell
         self._encode_text = encode_text
@@ -114,6 +120,21 @@ class Tokenizer:
         if self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    def has_more_ids(self, text: str, limit: int) -> int:
+        """Tell, before a text is encoded, whether it has more than so many ids.
+
+        Returns:
+            A number of ids that it has at least, beyond `limit`; 0 where that is not certain.
+        """
+        if 4 * len(text) <= limit:  # no character has more than four bytes
+            return 0
+        fewest = 0 if self._reach is None else self._reach.fewest_ids(text)
+        return fewest if fewest > limit else 0
+
+    @cached_property
+    def _reach(self) -> Reach | None:
+        return self._find_reach()
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, control tokens left out, invalid UTF-8 as U+FFFD.

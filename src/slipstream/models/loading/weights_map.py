@@ -1,16 +1,20 @@
 """A checkpoint's tensors to a back end's decoder weights, one fused matrix after the other.
 
-The canonical form of a matrix lives only until the back end has repacked it, so the peak is the
-repacked model and the largest matrix's codes. q, k, v share one weight, and so do gate and up; a
-tied output is the embedding's own weight, repacked once.
+The canonical form of a matrix lives only until the back end has repacked it. A back end that takes
+matrices in pieces gets them so, and the peak is little more than the repacked model; with another
+it is that and the largest matrix's codes. q, k, v share one weight, and so do gate and up; a tied
+output is the embedding's own weight, repacked once.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from typing import cast
+
 import numpy as np
 
 from slipstream.errors import LoadError
-from slipstream.kernels.ops import Backend, Weight
+from slipstream.kernels.ops import Backend, TakesPieces, Weight
 from slipstream.models.decoder import DecoderWeights, LayerWeights
 from slipstream.models.loading.checkpoint import (
     EMBEDDING,
@@ -22,7 +26,7 @@ from slipstream.models.loading.checkpoint import (
     tensor_shapes,
 )
 from slipstream.models.loading.finite import is_finite
-from slipstream.models.weights import DenseTensor, Tensor
+from slipstream.models.weights import DenseTensor, Tensor, TensorInPieces
 
 
 def load_decoder(checkpoint: Checkpoint, backend: Backend) -> DecoderWeights:
@@ -50,7 +54,9 @@ class _Packer:
 
     def matrix(self, *roles: str) -> Weight:
         present = [role for role in roles if role in self._roles]
-        return self._backend.matrix([self._tensor(role) for role in present])
+        if not self._backend.takes_pieces:
+            return self._backend.matrix([self._tensor(role) for role in present])
+        return cast("TakesPieces", self._backend).matrix([self._in_pieces(r) for r in present])
 
     def vector(self, *roles: str) -> Weight | None:
         present = [role for role in roles if role in self._roles]
@@ -63,7 +69,16 @@ class _Packer:
         return float(self._tensor(role).dequantize()[0]) if role in self._roles else default
 
     def _tensor(self, role: str) -> Tensor:
-        tensor = self._read(role)
+        return self._checked(role, self._read(role))
+
+    def _in_pieces(self, role: str) -> TensorInPieces:
+        n, k = self._roles[role]
+        return TensorInPieces(shape=(n, k), read=partial(self._rows, role))
+
+    def _rows(self, role: str, low: int, high: int) -> Tensor:
+        return self._checked(role, self._read.rows(role, low, high))
+
+    def _checked(self, role: str, tensor: Tensor) -> Tensor:
         if not is_finite(tensor):
             raise LoadError(
                 f"tensor {self._names[role]} holds an infinity or NaN", hint="fetch the file again"

@@ -123,22 +123,32 @@ NB_MODULE(_native, m) {
            })
       .def_ro("n", &Weight::n)
       .def_ro("k", &Weight::k)
-      .def("add_quantized",
-           [](Weight& self, int bits, int zero, int group, Array<const uint8_t, 2> codes,
-              const std::string& numbers, nb::object scale, nb::object bias) {
-             Matrix m{Matrix::Kind::quantized, int(codes.shape(0)), int(codes.shape(1))};
+      .def("begin_quantized",
+           [](Weight& self, int n, int k, int bits, int zero, int group,
+              const std::string& numbers, bool has_bias) {
+             Matrix m{Matrix::Kind::quantized, n, k};
              m.bits = bits;
              m.zero = zero;
              m.group = group;
-             m.has_bias = !bias.is_none();
+             m.has_bias = has_bias;
              m.numbers = numbers_of(numbers);
-             self.add_quantized(m, codes.data(), group_numbers(scale), group_numbers(bias));
-           }, "bits"_a, "zero"_a, "group"_a, "codes"_a, "numbers"_a, "scale"_a, "bias"_a.none())
-      .def("add_dense", [](Weight& self, const std::string& dtype, Array<const uint16_t, 2> v) {
-        self.add_dense(kind_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
+             self.begin(m);
+           }, "n"_a, "k"_a, "bits"_a, "zero"_a, "group"_a, "numbers"_a, "has_bias"_a)
+      .def("begin_dense",
+           [](Weight& self, int n, int k, const std::string& dtype) {
+             self.begin(Matrix{kind_of(dtype), n, k});
+           }, "n"_a, "k"_a, "dtype"_a)
+      .def("fill_quantized",
+           [](Weight& self, int first, Array<const uint8_t, 2> codes, nb::object scale,
+              nb::object bias) {
+             self.fill_quantized(first, int(codes.shape(0)), codes.data(), group_numbers(scale),
+                                 group_numbers(bias));
+           }, "first"_a, "codes"_a, "scale"_a, "bias"_a.none())
+      .def("fill_dense", [](Weight& self, int first, Array<const uint16_t, 2> v) {
+        self.fill_dense(first, int(v.shape(0)), v.data());
       })
-      .def("add_dense", [](Weight& self, const std::string& dtype, Array<const float, 2> v) {
-        self.add_dense(kind_of(dtype), int(v.shape(0)), int(v.shape(1)), v.data());
+      .def("fill_dense", [](Weight& self, int first, Array<const float, 2> v) {
+        self.fill_dense(first, int(v.shape(0)), v.data());
       });
 
   nb::class_<KVLayer>(m, "KVLayer")

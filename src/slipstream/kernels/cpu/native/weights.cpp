@@ -21,13 +21,13 @@ uint8_t* Arena::take(size_t bytes) {
   return out;
 }
 
-void Weight::add(Matrix matrix, uint8_t* data) {
-  matrix.data = data;
-  n += matrix.n;
-  k = matrix.k;
-  tiles += matrix.tiles();
-  (matrix.quantized() ? any_quantized : any_dense) = true;
-  parts.push_back(matrix);
+void Weight::begin(Matrix shape) {
+  shape.data = filling = arena->take(shape.tile_bytes() * size_t(shape.tiles()));
+  n += shape.n;
+  k = shape.k;
+  tiles += shape.tiles();
+  (shape.quantized() ? any_quantized : any_dense) = true;
+  parts.push_back(shape);
 }
 
 namespace {
@@ -66,16 +66,16 @@ void pack_numbers(const Matrix& m, const GroupNumbers& from, int row, int unit, 
 
 }  // namespace
 
-void Weight::add_quantized(Matrix m, const uint8_t* codes, const GroupNumbers& scale,
-                           const GroupNumbers& bias) {
-  uint8_t* const data = arena->take(m.tile_bytes() * size_t(m.tiles()));
+void Weight::fill_quantized(int first, int count, const uint8_t* codes, const GroupNumbers& scale,
+                            const GroupNumbers& bias) {
+  const Matrix m = parts.back();  // a copy: what is written here may not seem to change it
   const int columns = m.unit_columns(), units = m.k / columns;
-  uint8_t* p = data;
-  for (int tile = 0; tile < m.tiles(); ++tile) {
+  uint8_t* p = filling + size_t(first / LANES) * m.tile_bytes();
+  for (int top = 0; top < count; top += LANES) {
     for (int unit = 0; unit < units; ++unit, p += m.unit_bytes()) {
       for (int lane = 0; lane < LANES; ++lane) {
-        const int row = tile * LANES + lane;
-        if (row >= m.n) break;  // fresh memory is zero: scale 0 gives 0
+        const int row = top + lane;
+        if (row >= count) break;  // fresh memory is zero: scale 0 gives 0
         const uint8_t* const from = codes + size_t(row) * size_t(m.k) + size_t(unit) * columns;
         for (int b = 0; b < columns / GROUP; ++b)
           pack_codes(from + b * GROUP, m.bits, lane, p + b * Matrix::code_bytes(m.bits));
@@ -84,20 +84,29 @@ void Weight::add_quantized(Matrix m, const uint8_t* codes, const GroupNumbers& s
       }
     }
   }
-  add(m, data);
 }
 
-void Weight::add_dense(Matrix::Kind kind, int rows, int columns, const void* values) {
-  Matrix m{kind, rows, columns};
-  uint8_t* const data = arena->take(m.tile_bytes() * size_t(m.tiles()));
-  const size_t width = kind == Matrix::Kind::f32 ? 4 : 2;
-  const uint8_t* from = static_cast<const uint8_t*>(values);
-  for (int row = 0; row < rows; ++row) {
-    uint8_t* tile = data + size_t(row / LANES) * m.tile_bytes() + size_t(row % LANES) * width;
-    for (int c = 0; c < columns; ++c, from += width)
-      std::memcpy(tile + size_t(c) * LANES * width, from, width);
+namespace {
+
+// Lay rows of dense values out in tiles, from row `first` on.
+template <class T>
+void fill_tiles(const Matrix& m, uint8_t* data, int first, int count, const void* values) {
+  const T* from = static_cast<const T*>(values);
+  const size_t columns = size_t(m.k);
+  for (int row = first; row < first + count; ++row, from += columns) {
+    T* tile = reinterpret_cast<T*>(data + size_t(row / LANES) * m.tile_bytes()) + row % LANES;
+    for (size_t c = 0; c < columns; ++c) tile[c * LANES] = from[c];
   }
-  add(m, data);
+}
+
+}  // namespace
+
+void Weight::fill_dense(int first, int count, const void* values) {
+  const Matrix& m = parts.back();
+  if (m.kind == Matrix::Kind::f32)
+    fill_tiles<uint32_t>(m, filling, first, count, values);
+  else
+    fill_tiles<uint16_t>(m, filling, first, count, values);
 }
 
 KV::KV(std::vector<KVLayer> given, int num_pages) : layers(std::move(given)) {

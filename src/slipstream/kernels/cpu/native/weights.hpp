@@ -35,14 +35,15 @@ struct Weight {
   std::vector<Matrix> parts;
   int n = 0, k = 0, tiles = 0;
   bool any_quantized = false, any_dense = false;
+  uint8_t* filling = nullptr;  // the last part's data
 
-  // Pack codes (n, k) as the shape says, whose data is not yet there.
-  void add_quantized(Matrix shape, const uint8_t* codes, const GroupNumbers& scale,
-                     const GroupNumbers& bias);
-  void add_dense(Matrix::Kind kind, int rows, int columns, const void* values);
-
- private:
-  void add(Matrix matrix, uint8_t* data);
+  // Add a part of that shape, zero as yet, whose rows the next calls fill.
+  void begin(Matrix shape);
+  // Pack `count` rows of the last part from row `first` on, a multiple of LANES. The values are those of
+  // these rows alone.
+  void fill_quantized(int first, int count, const uint8_t* codes, const GroupNumbers& scale,
+                      const GroupNumbers& bias);
+  void fill_dense(int first, int count, const void* values);
 };
 
 // One layer: its attention and whose pages it attends to.
