@@ -15,7 +15,11 @@ from slipstream.errors import LoadError  # noqa: E402
 from slipstream.kernels.cuda.compiler import current_device  # noqa: E402
 from slipstream.kernels.cuda.linear import TILE_ROWS, CudaWeight, embed, linear, pack  # noqa: E402
 from slipstream.kernels.cuda.linear_builds import rows_builds  # noqa: E402
-from slipstream.kernels.cuda.linear_teams import choose_team_build, has_teams  # noqa: E402
+from slipstream.kernels.cuda.linear_teams import (  # noqa: E402
+    choose_team_build,
+    has_teams,
+    team_builds,
+)
 from slipstream.models.loading.names import cache_dir  # noqa: E402
 from slipstream.models.weights import Tensor  # noqa: E402
 from tests.unit.test_cuda_packing import (  # noqa: E402
@@ -167,6 +171,28 @@ def test_teams_give_the_same_bytes(k: int, kind: tuple[int, int, bool, int] | st
             segment.kernels.teams(segment.packed, x, out, residual, count, build)
             assert same_bytes(out[:count], expected[:count]), f"{build}, {count} rows"
             assert torch.isnan(out[count:]).all()
+
+
+@pytest.mark.parametrize("k", [4096, 15360])
+def test_however_many_blocks_share_the_spans(k: int) -> None:
+    if not has_teams(current_device()):
+        pytest.skip("no wgmma")
+    n, rows = 64 * 210 + 37, 16  # so many groups that each place for sums is used anew
+    weight = packed([draw((4, 0, True, 64), n, k)])
+    x, residual = draw_inputs(rows, k), torch.randn(rows, n, device="cuda")
+    expected = run(x, weight, rows, kernel="gemv", residual=residual)
+    (segment,) = weight.segments
+    builds = [
+        build
+        for build in team_builds(segment.layout, current_device())
+        if build.tiles == 2 and build.teams >= 3
+    ]
+    assert len({build.blocks for build in builds}) > 1
+    for build in builds:
+        for _ in range(20):
+            out = torch.full((rows, n), float("nan"), device="cuda")
+            segment.kernels.teams(segment.packed, x, out, residual, rows, build)
+            assert same_bytes(out, expected), str(build)
 
 
 @pytest.mark.parametrize(("n", "k"), [(200, 576), (144, 5120), (80, 15360)])

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="packing is done by torch")
 from slipstream.kernels.cuda.compiler import Device
 from slipstream.kernels.cuda.layout import MAX_CLUSTER, MAX_WARPS, Layout, cut_columns
 from slipstream.kernels.cuda.linear_builds import ROWS, choose_rows_build, rows_builds
-from slipstream.kernels.cuda.linear_teams import choose_team_build
+from slipstream.kernels.cuda.linear_teams import choose_team_build, teams_are_quicker
 
 H200 = Device(arch="sm_90", processors=132, shared_bytes=232448)
 DEVICES = {
@@ -91,7 +91,10 @@ def test_teams_serve_every_row_count_where_there_are_any(
         assert layout.splits % build.blocks == 0
         assert build.blocks <= MAX_CLUSTER
         assert build.threads <= 1024
-        assert build.batch(layout, device) >= 1
+        # What keeps teams from getting a lap ahead, as linear_teams.cu asserts.
+        clustered = build.blocks > 1
+        assert not clustered or build.own_spans(layout) * layout.warps >= build.teams
+        assert not clustered or build.slots(layout, device) >= 2
 
 
 @pytest.mark.parametrize("rows", range(1, 33))
@@ -100,3 +103,16 @@ def test_teams_read_weights_once_for_up_to_32_rows(rows: int) -> None:
         build = choose_team_build(layout_of(n, k), H200, rows)
         assert build is not None
         assert build.tiles == -(-rows // ROWS)
+
+
+@pytest.mark.parametrize(("kind", "group", "has_bias"), KINDS)
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (262144, 3840)])
+def test_teams_take_over_at_one_row_count(
+    n: int, k: int, kind: int, group: int, has_bias: bool
+) -> None:
+    layout = layout_of(n, k, kind, group, has_bias)
+    by_rows = [teams_are_quicker(layout, H200, rows) for rows in range(1, 65)]
+    assert by_rows == sorted(by_rows)
+    assert not by_rows[0]
+    assert all(by_rows[16:])
+    assert not any(teams_are_quicker(layout, DEVICES["sm_121"], rows) for rows in range(1, 65))

@@ -19,6 +19,7 @@ from slipstream.kernels.cuda.linear_teams import (
     choose_team_build,
     has_teams,
     team_grid,
+    teams_are_quicker,
 )
 
 TILE_ROWS = (16, 32, 64, 128)
@@ -27,7 +28,6 @@ _MAX_TILE_STAGES = 4
 _OUTPUT_WARPS = 4  # linear_tile.cu
 _WARP_ROWS = 32  # linear_tile.cu
 _EMBED_THREADS = 256
-_REGISTER_ROWS = 16  # measured: with inputs in registers so many are quicker than by teams
 
 Build = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]  # source, names, macros
 
@@ -65,7 +65,7 @@ class LinearKernels:
     ) -> None:
         """Launch `multirow`, or `gemv` where each row is to read the weights anew."""
         layout, device = self._layout, self._device
-        if build is None and not one_row and num_rows > _REGISTER_ROWS:
+        if build is None and not one_row and teams_are_quicker(layout, device, num_rows):
             team_build = choose_team_build(layout, device, num_rows)
             if team_build is not None:
                 self.teams(packed, x, out, residual, num_rows, team_build)
@@ -179,7 +179,7 @@ class LinearKernels:
             SIDE=1,
             STAGES=build.fitting_stages(layout, device),
             TEAMS=build.teams,
-            MOST=build.batch(layout, device),
+            SLOTS=build.slots(layout, device),
         )
         return "linear_teams.cu", (f"team_rows<{build.tiles}>",), macros
 

@@ -22,9 +22,17 @@ _COPY_THREADS = 32
 TEAMS = (1, 2, 3, 4)
 MAX_STAGES = 8
 _GOOD_STAGES = 4  # measured: half the ring of eight costs 3 to 20 %
-_BEST_TEAMS = 3  # measured: four are quicker by a tenth at 16 rows, slower by 4 % at 32
-_ITEM_BYTES = 32 << 10  # of spans' sums in a batch of outputs, where more would not be one batch
+_BEST_TEAMS = 4  # measured: three are slower by 2 to 12 %
+# With more tiles times groups of a chunk the compiler finds no registers for so many.
+_BEST_TEAMS_TILES, _NEXT_TEAMS = 8, 3
+_FEWEST_SLOTS, _MOST_SLOTS = 2, 3  # for sums on their way from block to block
+_TEAM_WARPS = 4
 _ARCH = "sm_90"  # wgmma is this architecture's alone
+# Measured with 4 bits in groups of 64. Inputs in registers are quicker for up to 8 rows, 4 where
+# many blocks share K, and for up to 16 where a multiprocessor has many groups of outputs to make.
+_REGISTER_ROWS, _SHARED_REGISTER_ROWS, _LONG_REGISTER_ROWS = 8, 4, 16
+_LONG_GROUPS = 3
+_SHARED_SPLITS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +60,13 @@ class TeamBuild:
         """Threads of a block: the teams' and a warp that copies."""
         return self.teams * _TEAM_THREADS + _COPY_THREADS
 
-    def batch(self, layout: Layout, device: Device) -> int:
-        """Return the groups of 64 outputs whose sums a block keeps at a time."""
-        workers = device.processors // self.blocks
+    def slots(self, layout: Layout, device: Device) -> int:
+        """Return the groups of 64 outputs whose sums may be on their way from block to block."""
+        if self.blocks == 1:
+            return 0
         groups = -(-layout.tiles // TEAM_TILES)
-        item = self.own_spans(layout) * self.tiles * _TEAM_THREADS * 16
-        return max(1, min(-(-groups // workers), _ITEM_BYTES // item))
+        own_groups = -(-groups // (device.processors // self.blocks))
+        return max(_FEWEST_SLOTS, min(own_groups, _MOST_SLOTS))
 
     def shared_bytes(self, layout: Layout, device: Device, stages: int) -> int:
         """Return the shared memory of a block, as linear_teams.cu carves it up."""
@@ -65,9 +74,13 @@ class TeamBuild:
         chunks = spans * layout.warps * layout.chunks
         inputs = chunks * CHUNK * rows * 2
         sums = chunks * (CHUNK // layout.group) * rows * 4
-        items = self.batch(layout, device) * spans * self.tiles * _TEAM_THREADS * 16
-        ring = stages * (TEAM_TILES * layout.piece_bytes + 16)  # and their barriers
-        return inputs + sums + items + ring + self.teams * 4 * 8
+        slots = self.slots(layout, device)
+        parts = slots * -(-self.tiles * _TEAM_WARPS // self.blocks)
+        kept = 2 if self.blocks == 1 and spans > 1 else 1
+        items = (kept * self.tiles * _TEAM_THREADS + parts * layout.splits * 32) * 16
+        ring = stages * TEAM_TILES * layout.piece_bytes
+        barriers = 2 * stages + self.teams * _TEAM_WARPS + spans * layout.warps + parts + slots
+        return inputs + sums + items + ring + barriers * 8
 
     def fitting_stages(self, layout: Layout, device: Device) -> int:
         """Return the stages of the ring that shared memory allows; 0 for none that serve.
@@ -86,13 +99,28 @@ def has_teams(device: Device) -> bool:
     return device.arch == _ARCH
 
 
+def teams_are_quicker(layout: Layout, device: Device, num_rows: int) -> bool:
+    """Tell whether teams serve so many rows better than warps with inputs in registers."""
+    if not has_teams(device):
+        return False
+    measured = layout.kind == 4 and layout.group == CHUNK
+    groups = -(-layout.tiles // TEAM_TILES)
+    if not measured or groups > _LONG_GROUPS * device.processors:
+        return num_rows > _LONG_REGISTER_ROWS
+    shared = layout.splits >= _SHARED_SPLITS
+    return num_rows > (_SHARED_REGISTER_ROWS if shared else _REGISTER_ROWS)
+
+
 def team_builds(layout: Layout, device: Device) -> Iterator[TeamBuild]:
     """Yield every build that fits shared memory, fewest rows first."""
     for tiles in range(1, MAX_TILES + 1):
         for blocks in range(1, MAX_CLUSTER + 1):
             for teams in TEAMS:
                 build = TeamBuild(tiles=tiles, blocks=blocks, teams=teams)
-                if layout.splits % blocks == 0 and build.fitting_stages(layout, device):
+                whole = layout.splits % blocks == 0
+                # Each group takes all teams (linear_teams.cu).
+                whole &= blocks == 1 or build.own_spans(layout) * layout.warps >= teams
+                if whole and build.fitting_stages(layout, device):
                     yield build
 
 
@@ -101,7 +129,7 @@ def choose_team_build(layout: Layout, device: Device, num_rows: int) -> TeamBuil
     """Return the build that serves so many rows best, None where none does.
 
     As few passes as can be and no more rows in one than that takes; then the least that any block
-    has to multiply, and the smallest cluster that reaches it.
+    has to multiply, and the largest cluster that reaches it: its blocks have the fewest inputs.
     """
     if not has_teams(device):
         return None
@@ -111,7 +139,9 @@ def choose_team_build(layout: Layout, device: Device, num_rows: int) -> TeamBuil
         passes = -(-num_rows // (ROWS * build.tiles))
         groups = -(-layout.tiles // TEAM_TILES)
         most = -(-groups // (device.processors // build.blocks)) * build.own_spans(layout)
-        return slow, passes, build.tiles, most, build.blocks, abs(build.teams - _BEST_TEAMS)
+        many = build.tiles * CHUNK // layout.group > _BEST_TEAMS_TILES
+        off = abs(build.teams - (_NEXT_TEAMS if many else _BEST_TEAMS))
+        return slow, passes, build.tiles, most, -build.blocks, off
 
     return min(team_builds(layout, device), key=rank, default=None)
 

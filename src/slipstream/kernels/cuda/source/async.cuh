@@ -31,6 +31,18 @@ __device__ __forceinline__ void copy_16(void* to, const void* from, bool valid =
                : "memory");
 }
 
+// Copy 16 or 8 bytes; zeros where `valid` is false.
+template <int bytes>
+__device__ __forceinline__ void copy_run(void* to, const void* from, bool valid) {
+  if constexpr (bytes == 16) {
+    copy_16(to, from, valid);
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)),
+                 "l"(from), "n"(bytes), "r"(valid ? bytes : 0)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -50,6 +62,13 @@ __device__ __forceinline__ void init_barrier(u64* barrier, int arrivals) {
 __device__ __forceinline__ void arrive(u64* barrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
                    shared_address(barrier))
+               : "memory");
+}
+
+// Arrive, and have the phase wait for so many bytes besides.
+__device__ __forceinline__ void expect_bytes(u64* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
                : "memory");
 }
 
@@ -106,8 +125,7 @@ struct Copier {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
       const u32 at = shared_address(barrier);
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
-                   : "memory");
+      expect_bytes(barrier, bytes);
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
           "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
@@ -123,6 +141,37 @@ struct Copier {
   }
 };
 
+// Meet all blocks of the cluster in two steps; barriers published before the first may then be used.
+__device__ __forceinline__ void come_to_cluster() {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();  // the instruction takes whole warps
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_cluster() {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The address of the same place in block `rank` of the cluster.
+__device__ __forceinline__ u32 in_cluster(const void* pointer, int rank) {
+  u32 remote = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote)
+      : "r"(shared_address(pointer)), "r"(rank));
+#endif
+  return remote;
+}
+
+__device__ __forceinline__ void arrive_in_cluster(u32 barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
 // Meet all blocks of the cluster; their shared memory writes can then be seen.
 __device__ __forceinline__ void meet_cluster() {
 #if __CUDA_ARCH__ >= 900
@@ -136,27 +185,8 @@ __device__ __forceinline__ void meet_cluster() {
 __device__ __forceinline__ float read_cluster(const float* pointer, int rank) {
   float value = 0;
 #if __CUDA_ARCH__ >= 900
-  u32 remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote)
-      : "r"(shared_address(pointer)), "r"(rank));
+  const u32 remote = in_cluster(pointer, rank);
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote) : "memory");
 #endif
   return value;
-}
-
-// The same for four floats.
-__device__ __forceinline__ float4 read_cluster_4(const float4* pointer, int rank) {
-  float4 values = {0, 0, 0, 0};
-#if __CUDA_ARCH__ >= 900
-  u32 remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote)
-      : "r"(shared_address(pointer)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-               : "r"(remote)
-               : "memory");
-#endif
-  return values;
 }

@@ -155,6 +155,7 @@ struct GroupScale {
   float scale[2];
   float offset[2];
 
+  GroupScale() = default;
   __device__ __forceinline__ GroupScale(const char* scales, int group, int lane) {
     float bias[2] = {};
     read_scales(scales, group, lane >> 2, scale, bias);
@@ -164,36 +165,47 @@ struct GroupScale {
   }
 };
 
-// Add a chunk's products to `sum`: scale, then offset, by groups.
+// What a chunk's products are scaled with, and the sums of inputs that its offsets are multiplied by.
 template <int tiles>
-__device__ __forceinline__ void add_chunk(const float (&products)[GROUPS][tiles][4],
-                                          const char* scales, const float* input_sums, int lane,
-                                          float (&sum)[tiles][4]) {
+struct ChunkScales {
+  static constexpr int groups = QUANTIZED ? GROUPS : 0;
+
+  GroupScale of[GROUPS];
+  float2 inputs[GROUPS][tiles];
+
+  __device__ __forceinline__ void load(const char* scales, const float* input_sums, int lane) {
 #pragma unroll
-  for (int group = 0; group < GROUPS; ++group) {
-    if constexpr (!QUANTIZED) {
+    for (int group = 0; group < groups; ++group) {
+      of[group] = GroupScale(scales, group, lane);
+      if constexpr (HAS_OFFSET)
 #pragma unroll
-      for (int tile = 0; tile < tiles; ++tile)
+        for (int tile = 0; tile < tiles; ++tile)
+          inputs[group][tile] = *reinterpret_cast<const float2*>(
+              input_sums + (group * tiles + tile) * 8 + 2 * (lane & 3));
+    }
+  }
+
+  // Add products to `sum`: scale, then offset, by groups.
+  __device__ __forceinline__ void add(const float (&products)[GROUPS][tiles][4],
+                                      float (&sum)[tiles][4]) const {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[tile][i] += products[group][tile][i];
-    } else {
-      const GroupScale of(scales, group, lane);
+    for (int group = 0; group < GROUPS; ++group)
 #pragma unroll
       for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          sum[tile][i] = fmaf(of.scale[i >> 1], products[group][tile][i], sum[tile][i]);
-        if constexpr (HAS_OFFSET) {
-          const float2 inputs = *reinterpret_cast<const float2*>(
-              input_sums + (group * tiles + tile) * 8 + 2 * (lane & 3));
+          sum[tile][i] = QUANTIZED ? fmaf(of[group].scale[i >> 1], products[group][tile][i],
+                                          sum[tile][i])
+                                   : sum[tile][i] + products[group][tile][i];
+        if constexpr (HAS_OFFSET)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            sum[tile][i] = fmaf(of.offset[i >> 1], i & 1 ? inputs.y : inputs.x, sum[tile][i]);
-        }
+            sum[tile][i] = fmaf(of[group].offset[i >> 1],
+                                i & 1 ? inputs[group][tile].y : inputs[group][tile].x,
+                                sum[tile][i]);
       }
-    }
   }
-}
+};
 
 // Add the products of a chunk to `sum`, for `tiles` tiles of 8 rows.
 //
@@ -222,7 +234,9 @@ __device__ __forceinline__ void multiply_chunk(const char* codes, const char* sc
       }
     }
   }
-  add_chunk<tiles>(products, scales, input_sums, lane, sum);
+  ChunkScales<tiles> scale;
+  scale.load(scales, input_sums, lane);
+  scale.add(products, sum);
 }
 
 // Scale the sums of a finished slice.
