@@ -270,10 +270,7 @@ void Program::run_matmul(const Op& op, int member) {
     const auto [begin, end] = share_of(op, part, first, member);
     if (begin < end) {
       const Output its = to.at(0, column);
-      // The first draft step has brought the head's weights into the caches.
-      if (part.quantized() && few_ && rows == 1 && op.step > 0)
-        kernels_->matmul_cached(part, acts, begin, end, its);
-      else if (part.quantized())
+      if (part.quantized())
         kernels_->matmul_quantized(part, acts, rows, share_, begin, end, its, fetch);
       else
         kernels_->matmul_dense(part, dense, max_k_, rows, share_, begin, end, its);
