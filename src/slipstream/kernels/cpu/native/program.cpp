@@ -5,6 +5,8 @@
 
 namespace {
 constexpr int ALIGN = 16;  // floats
+// Writing a KV head to its pages, in query heads: keys of a position lie a line apart.
+constexpr int KV_HEAD_COST = 7;
 // After a stall the team is tried again this much later, twice as late after each further stall.
 constexpr auto LONGEST_ALONE = std::chrono::microseconds(1280000);
 }  // namespace
@@ -291,17 +293,20 @@ void Program::run_norm_add(const Op& op, int member) {
                        op.in.eps, op.scale, op.width, at(op.out, r, member));
 }
 
+// Units are heads, each with all rows: rows of one sequence write the same lines of a page, which must be
+// one member's. A KV head costs several query heads.
 void Program::run_rope_append(const Op& op, int member) {
   const KVView kv = op.kv->view(op.layer);
-  const int units = kv.heads + kv.kv_heads;
-  const Range range = mine(member, rows_.rows * units);
-  for (int unit = range.begin; unit < range.end;) {
-    const int r = unit / units, u0 = unit % units;
-    const int u1 = std::min(units, u0 + range.end - unit);
-    kernels_->rope_append(kv, op.norms, rows_, r, u0, u1, at(op.in.buffer, r, member),
+  const int cost = kv.heads + kv.kv_heads * KV_HEAD_COST;
+  const auto unit_at = [&](int point) {  // the first whose middle is not before the point
+    if (point <= kv.heads) return point;
+    return kv.heads + (point - kv.heads + KV_HEAD_COST / 2) / KV_HEAD_COST;
+  };
+  const Range range = mine(member, cost);
+  const int begin = unit_at(range.begin), end = unit_at(range.end);
+  for (int r = 0; r < rows_.rows && begin < end; ++r)
+    kernels_->rope_append(kv, op.norms, rows_, r, begin, end, at(op.in.buffer, r, member),
                           at(op.out, r, member));
-    unit += u1 - u0;
-  }
 }
 
 void Program::run_rope(const Op& op, int member) {
