@@ -118,13 +118,14 @@ void Program::plan_rows(int num_logits) {
     if (memory.bytes() < bytes) memory = Memory(bytes);
   };
   // A product of few rows keeps a copy for each member; the output product has rows of its own, and
-  // so have activated rows of a draft.
+  // so have activated rows, behind the others.
   const auto copies = [&](int rows) {
-    if (few_) return size_t(ALONE_ROWS) * size_t(team_->size() + 1);
+    if (few_) return size_t(ALONE_ROWS) * size_t(team_->size());
     return size_t(rows) * size_t(rows <= ALONE_ROWS ? team_->size() : 1);
   };
-  const size_t most = std::max(copies(rows_.rows), copies(num_logits));
-  grow(acts_, most * size_t(max_k_ / GROUP) * sizeof(Act));
+  const size_t most = std::max(copies(rows_.rows), copies(num_logits)), groups = size_t(max_k_ / GROUP);
+  activated_ = most * groups;
+  grow(acts_, (activated_ + size_t(rows_.rows) * groups) * sizeof(Act));
   if (any_dense_) grow(dense_, most * size_t(max_k_) * sizeof(float));
   size_t floats = 0;
   for (const Op& op : ops_) {
@@ -142,6 +143,7 @@ void Program::plan_rows(int num_logits) {
 }
 
 void Program::run(const RowsView& rows, const int32_t* logit_rows, int num_logits, int share) {
+  if (!joined_) join();
   rows_ = rows;
   logit_rows_ = logit_rows;
   num_logits_ = num_logits;
@@ -232,7 +234,7 @@ void Program::run_matmul(const Op& op, int member) {
   const bool alone = this->alone(op, rows);
   Act* acts = reinterpret_cast<Act*>(acts_.data());
   float* dense = dense_.floats();
-  if (few_ && op.activated) {
+  if (op.activated) {
     acts = activations();
   } else if (alone) {
     acts += size_t(member) * size_t(rows) * size_t(max_k_ / GROUP);
@@ -244,7 +246,7 @@ void Program::run_matmul(const Op& op, int member) {
     float* y = weight.any_dense ? dense + size_t(r) * size_t(max_k_) : row_buffer.data();
     prepare_row(op.in, weight, r, last ? logit_rows_[r] : r, rows, g0, g1, member, y, acts);
   };
-  if (few_ && op.activated) {
+  if (op.activated) {
     // The op before has prepared the rows.
   } else if (alone) {
     for (int r = 0; r < rows; ++r) prepare(r, 0, groups);
@@ -283,7 +285,7 @@ void Program::run_matmul(const Op& op, int member) {
     first += part.tiles();
     column += part.n;
   }
-  if (few_ && op.activates) activate(op, member);
+  if (op.activates) activate(op, member);
 }
 
 void Program::run_norm_add(const Op& op, int member) {
