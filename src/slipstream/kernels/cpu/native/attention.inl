@@ -265,10 +265,10 @@ void finish(const float* running, int d, float* out) {
   for (int c = 0; c < d; c += LANES) S::store(out + c, S::mul(S::load(running + LANES + c), inverse));
 }
 
-Kernels kernel_table(Matmul* matmul, MatmulCached* matmul_cached) {
+Kernels kernel_table(Matmul* matmul) {
   return {
-      quantize, matmul,  matmul_cached, matmul_dense, embed,  rms_norm, norm_add, gated,
-      softcap,  rope_append, rotate,    attend,       fold,   finish,   argmax,
+      quantize, matmul,      matmul_dense, embed,  rms_norm, norm_add, gated,
+      softcap,  rope_append, rotate,       attend, fold,     finish,   argmax,
   };
 }
 

@@ -10,11 +10,6 @@
 #include <cmath>
 #include <limits>
 
-namespace {
-// Splits that every member folds for itself: about a microsecond for nine heads of 64.
-constexpr int OWN_SPLITS = 8;
-}  // namespace
-
 int Program::own_buffer(int width) {
   return add_buffer(Buffer::Kind::own, width, std::max(max_rows_, team_->size() * ALONE_ROWS));
 }
@@ -57,93 +52,11 @@ void Program::run_draft(const RowsView& rows, const Drafting& drafting, int shar
   run_team();
 }
 
-// Find what follows what without a barrier; once, when all is recorded.
-void Program::join() {
-  const auto is_product = [](const Op& op) {
-    return op.kind == Op::Kind::linear || op.kind == Op::Kind::pick;
-  };
-  joined_ = true;
-  size_t first = 0;  // of the products since the last barrier
-  for (size_t i = 1; i < ops_.size(); ++i) {
-    Op& before = ops_[i - 1];
-    Op& op = ops_[i];
-    const bool gated = op.in.prologue == Prologue::gated;
-    // A product's output that only its residual reads stays with the member that computes it.
-    const auto apart = [&](const Op& other) {
-      return is_product(other) && op.in.buffer != other.out && op.out != other.in.buffer &&
-             op.clusters.scores != other.out;
-    };
-    const bool joins = before.kind == Op::Kind::linear && is_product(op) && !gated &&
-                       before.in.prologue != Prologue::gated &&
-                       std::all_of(ops_.begin() + long(first), ops_.begin() + long(i), apart);
-    before.joined = joins;
-    if (!joins) first = i;
-    // Gate and up, activated by the member that has both, and rounded for the product behind.
-    const bool whole = before.weight && before.weight->parts.size() == 2 &&
-                       before.weight->parts[0].n == before.weight->parts[1].n &&
-                       before.weight->parts[0].n % GROUP == 0;
-    op.activated = gated && before.kind == Op::Kind::linear && op.in.buffer == before.out && whole &&
-                   !op.weight->any_dense;
-    before.activates = op.activated;
-    before.activation = op.in.activation;
-  }
-}
-
-bool Program::barrier_after(const Op& op) const {
-  if (op.kind == Op::Kind::pick) return false;  // it ends behind one of its own
-  if (!few_) return true;
-  switch (op.kind) {
-    case Op::Kind::embed:
-    case Op::Kind::rope: return false;
-    case Op::Kind::attention: return !folds_for_itself();
-    default: return !op.joined;
-  }
-}
-
-// Whether every member prepares a product's rows for itself.
-bool Program::alone(const Op& op, int rows) const {
-  return rows <= ALONE_ROWS && op.in.prologue != Prologue::gated;
-}
-
-bool Program::folds_for_itself() const { return max_splits_ <= OWN_SPLITS; }
-
 KVView Program::view(const Op& op) const {
   KVView view = op.kv->view(op.layer);
   if (op.heads) view.heads = op.heads;
   if (op.window >= 0) view.window = op.window;
   return view;
-}
-
-// The tiles of a part that a member computes; `first` tiles of the weight come before it. Of gate and
-// up it takes the same columns, in whole groups.
-Program::Range Program::share_of(const Op& op, const Matrix& part, int first, int member) const {
-  if (few_ && op.activates) {
-    const int per_group = GROUP / LANES;
-    const Range groups = mine(member, part.n / GROUP);
-    return {groups.begin * per_group, groups.end * per_group};
-  }
-  const Range range = mine(member, op.weight->tiles);
-  return {std::max(range.begin - first, 0), std::min(range.end - first, part.tiles())};
-}
-
-// Rounded activations that all members read, behind those that each has for itself.
-Act* Program::activations() const {
-  const size_t copies = size_t(ALONE_ROWS) * size_t(team_->size());
-  return reinterpret_cast<Act*>(acts_.data()) + copies * size_t(max_k_ / GROUP);
-}
-
-void Program::activate(const Op& op, int member) {
-  const Matrix& gate = op.weight->parts[0];
-  const Range groups = mine(member, gate.n / GROUP);
-  const int c0 = groups.begin * GROUP, count = (groups.end - groups.begin) * GROUP;
-  thread_local std::vector<float> y;
-  if (y.size() < size_t(gate.n)) y.resize(size_t(gate.n));
-  for (int r = 0; r < rows_.rows; ++r) {
-    const float* x = at(op.out, r, member);
-    kernels_->gated(x + c0, x + gate.n + c0, count, op.activation, y.data() + c0);
-    kernels_->quantize(y.data(), r, rows_.rows, share_, gate.n / GROUP, groups.begin, groups.end,
-                       activations());
-  }
 }
 
 // Put the logits [n0, n1) of tokens out of the race whose clusters are not among the row's best.

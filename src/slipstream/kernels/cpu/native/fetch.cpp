@@ -64,13 +64,15 @@ Fetch& Program::fetch_for(const Op& op, int member) {
   Member& own = members_[size_t(member)];
   Fetch& fetch = own.fetch;
   fetch.lines = 0;
+  // The first draft step has brought the head's weights into the caches.
+  fetch.cached = few_ && op.step > 0;
   if (op.attention < 0 || own.pages.empty()) return fetch;
   const Op& reader = ops_[size_t(op.attention)];
   const KVView kv = reader.kv->view(reader.layer);
   if (kv.window && max_splits_ * SPLIT > kv.window) return fetch;  // the pages listed are not its own
   const uint8_t* const layer = reinterpret_cast<const uint8_t*>(kv.k);
   if (fetch.layer != layer)
-    fetch = {own.pages.data(), int(own.pages.size()), layer, kv.page_stride * sizeof(uint16_t),
+    fetch = {false, own.pages.data(), int(own.pages.size()), layer, kv.page_stride * sizeof(uint16_t),
              2 * reader.kv->plane(reader.layer) * sizeof(uint16_t)};
   const size_t lines = size_t(fetch.num_pages - fetch.page) * fetch.part / 64;
   const size_t blocks = size_t(op.blocks_left / team_->active()) + 1;

@@ -82,9 +82,11 @@ struct RowsView {
   int table_stride;
 };
 
-// KV that a product asks memory for on the side, for the attention after it: a product of several
-// rows computes longer than its weights take to arrive, while an attention waits for its pages.
+// Where a product's weights are, and KV that it asks memory for on the side, for the attention after it:
+// a product of several rows computes longer than its weights take to arrive, while an attention waits
+// for its pages.
 struct Fetch {
+  bool cached = false;                  // caches hold the weights
   const int32_t* pages = nullptr;
   int num_pages = 0;
   const uint8_t* layer = nullptr;       // the layer's part of page 0
@@ -107,7 +109,6 @@ struct Fetch {
 
 using Matmul = void(const Matrix&, const Act* acts, int rows, int share, int tile0, int tile1,
                     const Output&, Fetch&);
-using MatmulCached = void(const Matrix&, const Act* acts, int tile0, int tile1, const Output&);
 
 struct Kernels {
   // Round one row's int8 groups [group0, group1); x is the row's column 0. Rows lie in blocks of
@@ -117,8 +118,6 @@ struct Kernels {
   // out[r][n] = sum_k w[n][k] x[r][k] for tiles [tile0, tile1); `share` rows use one read of a
   // weight. The fetch goes on from call to call.
   Matmul* matmul_quantized;
-  // The same for one row whose weights caches hold.
-  MatmulCached* matmul_cached;
   void (*matmul_dense)(const Matrix&, const float* x, int ldx, int rows, int share, int tile0,
                        int tile1, const Output&);
   // out[k] = scale * row `id` of the matrix.
@@ -160,7 +159,6 @@ bool avx512_supported();          // false where this build or this processor la
 
 // Products of quantized matrices, in translation units of their own: by kind, for either path.
 Matmul portable_matmul, avx512_matmul;
-MatmulCached portable_matmul_cached, avx512_matmul_cached;
 Matmul* portable_two_level(const Matrix&);
 Matmul* avx512_two_level(const Matrix&);
 Matmul* portable_other(const Matrix&);

@@ -2,6 +2,6 @@
 #include "attention.inl"
 
 const Kernels* avx512_kernels() {
-  static const Kernels table = kernel_table(avx512_matmul, avx512_matmul_cached);
+  static const Kernels table = kernel_table(avx512_matmul);
   return &table;
 }

@@ -2,6 +2,6 @@
 #include "attention.inl"
 
 const Kernels* portable_kernels() {
-  static const Kernels table = kernel_table(portable_matmul, portable_matmul_cached);
+  static const Kernels table = kernel_table(portable_matmul);
   return &table;
 }

@@ -18,11 +18,10 @@ constexpr int ASKED = -1;  // what is asked of the matrix when it is multiplied
 //   BLOCKS   in a unit
 //   NUMBERS  what scales and biases are
 //   ZERO     the code that stands for 0 before the bias
-//   WIDTHS   every number of rows has a template of its own; else 16, 8, 4, 2 and 1 have
-template <int BITS_, int GROUPS_, int BLOCKS_, int NUMBERS_, int ZERO_, int BIAS_, bool WIDTHS_>
+template <int BITS_, int GROUPS_, int BLOCKS_, int NUMBERS_, int ZERO_, int BIAS_>
 struct Kind {
   static constexpr int BITS = BITS_, GROUPS = GROUPS_, ZERO = ZERO_;
-  static constexpr bool BIAS = BIAS_ != 0, WIDTHS = WIDTHS_;
+  static constexpr bool BIAS = BIAS_ != 0;
   static constexpr int CODES = Matrix::code_bytes(BITS);
 
   // What a loop needs of the matrix, constants where the kind knows them.
@@ -48,14 +47,14 @@ struct Kind {
 };
 
 constexpr int F16 = int(Numbers::f16), TWO_LEVEL = int(Numbers::two_level);
-using Q4Zero = Kind<4, 1, 1, F16, 8, 0, true>;
-using Q4Bias = Kind<4, 1, 1, F16, 0, 1, true>;
-using Q8Zero = Kind<8, 1, 1, F16, 128, 0, true>;
-using Q4Super = Kind<4, 1, 8, TWO_LEVEL, 0, 1, true>;
-using Q5Super = Kind<5, 1, 8, TWO_LEVEL, 0, 1, false>;
-using Q6Super = Kind<6, 2, 8, TWO_LEVEL, 32, 0, true>;
+using Q4Zero = Kind<4, 1, 1, F16, 8, 0>;
+using Q4Bias = Kind<4, 1, 1, F16, 0, 1>;
+using Q8Zero = Kind<8, 1, 1, F16, 128, 0>;
+using Q4Super = Kind<4, 1, 8, TWO_LEVEL, 0, 1>;
+using Q5Super = Kind<5, 1, 8, TWO_LEVEL, 0, 1>;
+using Q6Super = Kind<6, 2, 8, TWO_LEVEL, 32, 0>;
 template <int BITS, int GROUPS>
-using Other = Kind<BITS, GROUPS, ASKED, ASKED, ASKED, ASKED, false>;
+using Other = Kind<BITS, GROUPS, ASKED, ASKED, ASKED, ASKED>;
 
 // Whether a kind that asks nothing is that of a matrix.
 template <class K>
@@ -123,6 +122,13 @@ INLINE int32_t start_of(const K& kind, const Act& act, int half) {
   return (act.minus_32half[0] + act.minus_32half[1]) * kind.zero / 32;
 }
 
+// Add a group's product to one row's sum.
+template <class K>
+INLINE void add_dot(const S::I& dot, const S::F& scale, const S::F& bias, const Act& act, S::F& sum) {
+  sum = S::fma(scale, S::mul(S::to_float(dot), S::set1(act.scale)), sum);
+  if (K::BIAS) sum = S::fma(bias, S::set1(act.scaled_sum), sum);
+}
+
 // Add one block's product to the sums of P rows.
 template <class K, int P>
 INLINE void add_block(const K& kind, const S::B (&w)[8], const S::F (&scale)[K::GROUPS],
@@ -139,12 +145,11 @@ INLINE void add_block(const K& kind, const S::B (&w)[8], const S::F (&scale)[K::
   S::dots<P, (1 << K::BITS) - 1, G>(start, w, x, dot);
 #pragma GCC unroll 4
   for (int j = 0; j < P; ++j) {
-    const S::F factor = S::set1(acts[j].scale);
     if (G == 1) {
-      sum[j] = S::fma(scale[0], S::mul(S::to_float(dot[j]), factor), sum[j]);
-      if (K::BIAS) sum[j] = S::fma(bias[0], S::set1(acts[j].scaled_sum), sum[j]);
+      add_dot<K>(dot[j], scale[0], bias[0], acts[j], sum[j]);
       continue;
     }
+    const S::F factor = S::set1(acts[j].scale);
     const S::F first = S::mul(S::to_float(dot[j * G]), scale[0]);
     sum[j] = S::fma(S::fma(S::to_float(dot[j * G + G - 1]), scale[G - 1], first), factor, sum[j]);
     if (!K::BIAS) continue;
@@ -208,21 +213,6 @@ NOINLINE void block_product(const Matrix& m, const uint8_t* w, const Act* acts, 
     r += N;
   };
   while (rows - r >= R) call(Rows<R>{});
-  if constexpr (R == 16 && K::WIDTHS) {
-    switch (rows - r) {
-      case 15: return call(Rows<15>{});
-      case 14: return call(Rows<14>{});
-      case 13: return call(Rows<13>{});
-      case 12: return call(Rows<12>{});
-      case 11: return call(Rows<11>{});
-      case 10: return call(Rows<10>{});
-      case 9: return call(Rows<9>{});
-      case 8: return call(Rows<8>{});
-      case 7: return call(Rows<7>{});
-      case 6: return call(Rows<6>{});
-      case 5: return call(Rows<5>{});
-    }
-  }
   if constexpr (R == 16) {
     if (rows - r >= 8) call(Rows<8>{});
     if (rows - r > 4) call(Rows<4>{});
@@ -232,30 +222,6 @@ NOINLINE void block_product(const Matrix& m, const uint8_t* w, const Act* acts, 
     case 3: return call(Rows<3>{});
     case 2: return call(Rows<2>{});
     case 1: return call(Rows<1>{});
-  }
-}
-
-// Tiles outside, row blocks inside: a tile stays in the first-level cache over all its blocks.
-// One row a block (share 1) is the other way round: every row reads all the weights again.
-template <class K>
-void matmul_tiles(const Matrix& m, const Act* acts, int rows, int share, int tile0, int tile1,
-                  const Output& to, Fetch& fetch) {
-  const int groups = m.k / GROUP;
-  const size_t bytes = m.tile_bytes();
-  const auto one = [&](int tile, int block) {
-    const int r0 = block * share;
-    const uint8_t* const on_the_way = fetch.take(groups);
-    block_product<K>(m, m.data + size_t(tile) * bytes, acts + size_t(r0) * groups,
-                     rows_in_block(rows, block, share), to.at(r0, tile * LANES),
-                     live_lanes(m, tile), on_the_way, on_the_way ? fetch.lines : 0);
-  };
-  const int blocks = (rows + share - 1) / share;
-  if (share == 1) {
-    for (int block = 0; block < blocks; ++block)
-      for (int tile = tile0; tile < tile1; ++tile) one(tile, block);
-  } else {
-    for (int tile = tile0; tile < tile1; ++tile)
-      for (int block = 0; block < blocks; ++block) one(tile, block);
   }
 }
 

@@ -1,5 +1,5 @@
 // Products of quantized matrices on the AVX-512 path: the kinds with templates of their own, and the choice.
-#include "cached.inl"
+#include "tiles.inl"
 
 void avx512_matmul(const Matrix& m, const Act* acts, int rows, int share, int tile0, int tile1,
                    const Output& to, Fetch& fetch) {
@@ -14,11 +14,4 @@ void avx512_matmul(const Matrix& m, const Act* acts, int rows, int share, int ti
     fn = matmul_tiles<Q8Zero>;
   if (!fn) fn = avx512_other(m);
   fn(m, acts, rows, share, tile0, tile1, to, fetch);
-}
-
-void avx512_matmul_cached(const Matrix& m, const Act* acts, int tile0, int tile1, const Output& to) {
-  if (is_kind<Q4Bias>(m)) tile0 = cached_tiles<Q4Bias>(m, acts, tile0, tile1, to);
-  if (is_kind<Q4Zero>(m)) tile0 = cached_tiles<Q4Zero>(m, acts, tile0, tile1, to);
-  Fetch none;
-  avx512_matmul(m, acts, 1, MAX_SHARE, tile0, tile1, to, none);
 }

@@ -1,5 +1,5 @@
 // Products of all other quantized matrices on the AVX-512 path.
-#include "linear.inl"
+#include "tiles.inl"
 
 Matmul* avx512_other(const Matrix& m) {
   const bool halves = m.group < GROUP;

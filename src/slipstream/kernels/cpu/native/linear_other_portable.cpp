@@ -1,5 +1,5 @@
 // Products of all other quantized matrices on the portable path.
-#include "linear.inl"
+#include "tiles.inl"
 
 Matmul* portable_other(const Matrix& m) {
   const bool halves = m.group < GROUP;

@@ -1,5 +1,5 @@
 // Products of matrices with scales in two levels on the AVX-512 path.
-#include "linear.inl"
+#include "tiles.inl"
 
 Matmul* avx512_two_level(const Matrix& m) {
   if (is_kind<Q4Super>(m)) return matmul_tiles<Q4Super>;

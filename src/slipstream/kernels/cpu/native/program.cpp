@@ -5,6 +5,8 @@
 
 namespace {
 constexpr int ALIGN = 16;  // floats
+// Writing a KV head to its pages, in query heads: keys of a position lie a line apart.
+constexpr int KV_HEAD_COST = 7;
 // After a stall the team is tried again this much later, twice as late after each further stall.
 constexpr auto LONGEST_ALONE = std::chrono::microseconds(1280000);
 }  // namespace
@@ -116,13 +118,14 @@ void Program::plan_rows(int num_logits) {
     if (memory.bytes() < bytes) memory = Memory(bytes);
   };
   // A product of few rows keeps a copy for each member; the output product has rows of its own, and
-  // so have activated rows of a draft.
+  // so have activated rows, behind the others.
   const auto copies = [&](int rows) {
-    if (few_) return size_t(ALONE_ROWS) * size_t(team_->size() + 1);
+    if (few_) return size_t(ALONE_ROWS) * size_t(team_->size());
     return size_t(rows) * size_t(rows <= ALONE_ROWS ? team_->size() : 1);
   };
-  const size_t most = std::max(copies(rows_.rows), copies(num_logits));
-  grow(acts_, most * size_t(max_k_ / GROUP) * sizeof(Act));
+  const size_t most = std::max(copies(rows_.rows), copies(num_logits)), groups = size_t(max_k_ / GROUP);
+  activated_ = most * groups;
+  grow(acts_, (activated_ + size_t(rows_.rows) * groups) * sizeof(Act));
   if (any_dense_) grow(dense_, most * size_t(max_k_) * sizeof(float));
   size_t floats = 0;
   for (const Op& op : ops_) {
@@ -140,6 +143,7 @@ void Program::plan_rows(int num_logits) {
 }
 
 void Program::run(const RowsView& rows, const int32_t* logit_rows, int num_logits, int share) {
+  if (!joined_) join();
   rows_ = rows;
   logit_rows_ = logit_rows;
   num_logits_ = num_logits;
@@ -230,7 +234,7 @@ void Program::run_matmul(const Op& op, int member) {
   const bool alone = this->alone(op, rows);
   Act* acts = reinterpret_cast<Act*>(acts_.data());
   float* dense = dense_.floats();
-  if (few_ && op.activated) {
+  if (op.activated) {
     acts = activations();
   } else if (alone) {
     acts += size_t(member) * size_t(rows) * size_t(max_k_ / GROUP);
@@ -242,7 +246,7 @@ void Program::run_matmul(const Op& op, int member) {
     float* y = weight.any_dense ? dense + size_t(r) * size_t(max_k_) : row_buffer.data();
     prepare_row(op.in, weight, r, last ? logit_rows_[r] : r, rows, g0, g1, member, y, acts);
   };
-  if (few_ && op.activated) {
+  if (op.activated) {
     // The op before has prepared the rows.
   } else if (alone) {
     for (int r = 0; r < rows; ++r) prepare(r, 0, groups);
@@ -270,10 +274,7 @@ void Program::run_matmul(const Op& op, int member) {
     const auto [begin, end] = share_of(op, part, first, member);
     if (begin < end) {
       const Output its = to.at(0, column);
-      // The first draft step has brought the head's weights into the caches.
-      if (part.quantized() && few_ && rows == 1 && op.step > 0)
-        kernels_->matmul_cached(part, acts, begin, end, its);
-      else if (part.quantized())
+      if (part.quantized())
         kernels_->matmul_quantized(part, acts, rows, share_, begin, end, its, fetch);
       else
         kernels_->matmul_dense(part, dense, max_k_, rows, share_, begin, end, its);
@@ -284,7 +285,7 @@ void Program::run_matmul(const Op& op, int member) {
     first += part.tiles();
     column += part.n;
   }
-  if (few_ && op.activates) activate(op, member);
+  if (op.activates) activate(op, member);
 }
 
 void Program::run_norm_add(const Op& op, int member) {
@@ -294,17 +295,20 @@ void Program::run_norm_add(const Op& op, int member) {
                        op.in.eps, op.scale, op.width, at(op.out, r, member));
 }
 
+// Units are heads, each with all rows: rows of one sequence write the same lines of a page, which must be
+// one member's. A KV head costs several query heads.
 void Program::run_rope_append(const Op& op, int member) {
   const KVView kv = op.kv->view(op.layer);
-  const int units = kv.heads + kv.kv_heads;
-  const Range range = mine(member, rows_.rows * units);
-  for (int unit = range.begin; unit < range.end;) {
-    const int r = unit / units, u0 = unit % units;
-    const int u1 = std::min(units, u0 + range.end - unit);
-    kernels_->rope_append(kv, op.norms, rows_, r, u0, u1, at(op.in.buffer, r, member),
+  const int cost = kv.heads + kv.kv_heads * KV_HEAD_COST;
+  const auto unit_at = [&](int point) {  // the first whose middle is not before the point
+    if (point <= kv.heads) return point;
+    return kv.heads + (point - kv.heads + KV_HEAD_COST / 2) / KV_HEAD_COST;
+  };
+  const Range range = mine(member, cost);
+  const int begin = unit_at(range.begin), end = unit_at(range.end);
+  for (int r = 0; r < rows_.rows && begin < end; ++r)
+    kernels_->rope_append(kv, op.norms, rows_, r, begin, end, at(op.in.buffer, r, member),
                           at(op.out, r, member));
-    unit += u1 - u0;
-  }
 }
 
 void Program::run_rope(const Op& op, int member) {

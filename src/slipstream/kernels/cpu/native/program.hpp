@@ -192,6 +192,7 @@ class Program {
   std::vector<Member> members_;
   int max_splits_ = 0;
   Memory acts_, dense_, partials_;
+  size_t activated_ = 0;  // where activated rows begin in acts_
   std::vector<Best> best_;
   Drafting drafting_{};
   int steps_ = 1;

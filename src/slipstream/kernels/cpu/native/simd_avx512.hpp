@@ -13,6 +13,7 @@ struct Simd {
   using I = __m512i;
   using B = __m512i;
   static constexpr int max_rows = 16;     // rows whose sums fit the 32 registers beside 8 of weights
+  static constexpr int tile_rows = 8;     // rows that two tiles side by side meet at once
   static constexpr int max_queries = 12;  // attention scores that one read of a page feeds
 
   static F zero() { return _mm512_setzero_ps(); }
@@ -98,34 +99,39 @@ struct Simd {
     }
     if (P * GROUPS == 1) sum[0] = _mm512_add_epi32(sum[0], second);
   }
-  // dots of one row and T tiles of 4-bit codes, each four lines of 64 bytes. The upper codes stay
-  // where they are, sixteen times too large until the end.
-  template <int T>
-  static INLINE void tile_dots(int32_t start, const uint8_t* tiles, size_t stride, const int8_t* x,
-                               I (&sum)[T]) {
-    const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(char(0xf0));
-    I upper[T];
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      sum[t] = _mm512_set1_epi32(start);
-      upper[t] = _mm512_setzero_si512();
-    }
+  // For T tiles, `tile_bytes` apart, and R rows, STRIDE bytes apart: start + sum over a block's 32
+  // columns, of codes of 4 or 8 bits. Two vectors of codes at a time, so that two tiles and eight rows
+  // have registers: what is read of the rows serves all tiles, and there are chains enough to hide
+  // latency.
+  template <int R, int T, int BITS, int STRIDE>
+  static INLINE void tile_dots(const int32_t (&start)[R], const uint8_t* block, size_t tile_bytes,
+                               const int8_t* x, I (&sum)[T * R]) {
+#pragma GCC unroll 32
+    for (int j = 0; j < T * R; ++j) sum[j] = _mm512_set1_epi32(start[j % R]);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      int32_t a, b;
-      std::memcpy(&a, x + 4 * i, 4);
-      std::memcpy(&b, x + 16 + 4 * i, 4);
-      const __m512i first = _mm512_set1_epi32(a), second = _mm512_set1_epi32(b);
+      B first[T], second[T];
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
-        const B both = load_bytes(tiles + size_t(t) * stride + 64 * i);
-        sum[t] = _mm512_dpbusd_epi32(sum[t], _mm512_and_si512(both, low), first);
-        upper[t] = _mm512_dpbusd_epi32(upper[t], _mm512_and_si512(both, high), second);
+        const uint8_t* const line = block + size_t(t) * tile_bytes + 64 * i;
+        const B codes = load_bytes(line);
+        first[t] = BITS == 4 ? low_nibbles(codes) : codes;
+        second[t] = BITS == 4 ? high_nibbles(codes) : load_bytes(line + 256);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        int32_t four, other;
+        std::memcpy(&four, x + r * STRIDE + 4 * i, 4);
+        std::memcpy(&other, x + r * STRIDE + 4 * i + 16, 4);
+        const __m512i a = _mm512_set1_epi32(four), b = _mm512_set1_epi32(other);
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t)
+          sum[t * R + r] = _mm512_dpbusd_epi32(sum[t * R + r], first[t], a);
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t)
+          sum[t * R + r] = _mm512_dpbusd_epi32(sum[t * R + r], second[t], b);
       }
     }
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t)
-      sum[t] = _mm512_add_epi32(sum[t], _mm512_srai_epi32(upper[t], 4));
   }
   // Sixteen floats, already whole numbers in [-127, 127], as bytes.
   static void store_int8(int8_t* p, F x) {
@@ -150,6 +156,7 @@ struct Simd {
   }
   static float largest(F x) { return _mm512_reduce_max_ps(x); }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static void prefetch_to_write(const void* p) { asm volatile("prefetchw (%0)" ::"r"(p)); }
 
   // What choosing a token needs besides: whole numbers of any size, masks, doubles, long products.
   using M = uint32_t;  // bit i is lane i

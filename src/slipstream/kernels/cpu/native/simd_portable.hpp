@@ -13,6 +13,7 @@ struct Simd {
   struct alignas(64) I { int32_t v[16]; };
   struct alignas(64) B { uint8_t v[64]; };
   static constexpr int max_rows = 4;
+  static constexpr int tile_rows = 0;  // tiles go one by one
   static constexpr int max_queries = 3;
 
   template <class Fn>
@@ -145,19 +146,6 @@ struct Simd {
       out.v[2 * j + 1] = start + pair[2] + pair[3];
     }
     return out;
-  }
-  template <int T>
-  static void tile_dots(int32_t start, const uint8_t* tiles, size_t stride, const int8_t* x,
-                        I (&sum)[T]) {
-    for (int t = 0; t < T; ++t) {
-      B w[8];
-      for (int i = 0; i < 4; ++i) {
-        const B both = load_bytes(tiles + size_t(t) * stride + 64 * i);
-        w[i] = low_nibbles(both);
-        w[i + 4] = high_nibbles(both);
-      }
-      sum[t] = dot<15, 0, 8>(start, w, x);
-    }
   }
   static void store_int8(int8_t* p, const F& x) {
     for (int i = 0; i < 16; ++i) p[i] = int8_t(int(x.v[i]));
