@@ -40,12 +40,14 @@ void Program::run_attention(const Op& op, int member) {
   const size_t size = size_t(d) + LANES, row_stride = size * size_t(group);
   const size_t split_stride = row_stride * size_t(rows_.rows);
   const size_t kv_stride = split_stride * size_t(span);
-  const int units = int(tiles_.size()) * kv.kv_heads * span;
-  const Range range = mine(member, units);
+  // By head, then split: tiles of one split go one after the other, and rows of unlike number are dealt
+  // evenly.
+  const int tiles = int(tiles_.size());
+  const Range range = mine(member, kv.kv_heads * span * tiles);
   for (int unit = range.begin; unit < range.end; ++unit) {
-    const int head = unit / span % kv.kv_heads, index = unit / span / kv.kv_heads;
+    const int index = unit % tiles, head = unit / tiles / span;
     const RowTile& tile = tiles_[size_t(index)];
-    const int split = first_split(kv, tile.lowest) + unit % span;
+    const int split = first_split(kv, tile.lowest) + unit / tiles % span;
     if (split >= tile.splits) continue;
     float* partials = partials_.floats() + size_t(head) * kv_stride +
                       size_t(split % span) * split_stride + size_t(tile.row0) * row_stride;

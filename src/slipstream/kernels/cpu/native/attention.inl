@@ -172,7 +172,7 @@ NOINLINE void attend_queries(const KVView& kv, const int32_t* pages, int kv_head
   }
   for (int j = 0; j < NQ; ++j) soften(queries[j], kv.softcap, scores + j * SPLIT);
   // Few queries take several vectors of columns at once, to keep enough sums in flight.
-  constexpr int C = NQ <= 3 ? 4 : NQ <= 6 ? 2 : 1;
+  constexpr int C = NQ <= 6 ? 4 : 2;
   int column = 0;
   for (; column + C * LANES <= d; column += C * LANES)
     weigh_split<NQ, C>(kv, pages, ahead, head, column, scores, queries, extent);
@@ -214,12 +214,20 @@ void attend(const KVView& kv, const RowsView& rows, int row0, int num, int next_
   int count = 0;
   const auto flush = [&]() {
     int done = 0;
-    if constexpr (S::max_queries == 12) {
-      for (; done + 12 <= count; done += 12) attend_queries<12>(kv, pages, kv_head, ahead, queries + done);
-      for (; done + 6 <= count; done += 6) attend_queries<6>(kv, pages, kv_head, ahead, queries + done);
-    }
-    for (; done + 3 <= count; done += 3) attend_queries<3>(kv, pages, kv_head, ahead, queries + done);
-    for (; done < count; ++done) attend_queries<1>(kv, pages, kv_head, ahead, queries + done);
+    const auto take = [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      if constexpr (N <= S::max_queries)
+        for (; done + N <= count; done += N)
+          attend_queries<N>(kv, pages, kv_head, ahead, queries + done);
+    };
+    take(Rows<12>{});
+    take(Rows<9>{});
+    take(Rows<8>{});
+    take(Rows<6>{});
+    take(Rows<4>{});
+    take(Rows<3>{});
+    take(Rows<2>{});
+    take(Rows<1>{});
     count = 0;
   };
   for (int r = 0; r < num; ++r) {
