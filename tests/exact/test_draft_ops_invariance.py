@@ -1,30 +1,24 @@
-"""Drafts with norms, windows and soft-caps depend on their own sequence alone, as all drafts do."""
+"""Drafts with norms, windows, soft-caps and clusters depend on their own sequence alone."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.described_drafts import MAX_K, described_drafting, drafts_after
-from tests.descriptions import ARCHS, random_description
+from tests.described_drafts import CASES, MAX_K, described_drafting, drafts_after
 from tests.tiny import BACKENDS, make_backend
 
 PROMPTS = ([3, 9, 27, 81, 50] * 9, [5, 6, 7], [1, 2] * 17, [4] * 16, [8, 1] * 75)
-CASES = {
-    "shared KV": (ARCHS["shared KV"], (8, 3)),
-    "wide heads": (ARCHS["wide heads"], (1, 2)),
-    **{f"seed {s}": (random_description(s), (6, 12)) for s in (1, 5, 6)},
-}
 
 
 @pytest.mark.parametrize("kind", ["f32", "q4_1"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "reference"])
 def test_drafts_depend_on_their_own_sequence_alone(name: str, case: str, kind: str) -> None:
-    arch, heads = CASES[case]
+    arch, options = CASES[case]
     alone: dict[int, list[int]] = {}
     for threads in (1, 2, 3):
         backend = make_backend(name, threads=threads)
-        model = described_drafting(backend, arch, kind=kind, num_heads=heads)
+        model = described_drafting(backend, arch, kind=kind, **options)
         if not alone:
             for i in range(len(PROMPTS)):
                 alone |= drafts_after(model, PROMPTS, [i], MAX_K)

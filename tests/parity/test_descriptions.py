@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from slipstream.models.arch import Arch
-from tests.described_drafts import MAX_K, described_drafting, drafts_after
+from tests.described_drafts import CASES, MAX_K, described_drafting, drafts_after
 from tests.descriptions import ARCHS, described_model, random_description
-from tests.exact.test_draft_ops_invariance import CASES, PROMPTS
+from tests.exact.test_draft_ops_invariance import PROMPTS
 from tests.tiny import TinyModel, make_backend, make_rows
 
 PATHS = ("cpu-avx512", "cpu-portable")
@@ -54,12 +54,12 @@ def test_random_descriptions_agree_with_the_reference(path: str, seed: int) -> N
 @pytest.mark.parametrize("case", CASES)
 def test_drafts_agree_with_the_reference(path: str, case: str) -> None:
     # Dense float32: only a near tie of logits could fall the other way.
-    arch, heads = CASES[case]
+    arch, options = CASES[case]
     orders = [[0], [1, 4], [0, 1, 2, 3, 4]]
 
-    def drafts(name: str, **options: Any) -> list[dict[int, list[int]]]:
-        backend = make_backend(name, **options)
-        model = described_drafting(backend, arch, kind="f32", num_heads=heads)
+    def drafts(name: str, **settings: Any) -> list[dict[int, list[int]]]:
+        backend = make_backend(name, **settings)
+        model = described_drafting(backend, arch, kind="f32", **options)
         return [drafts_after(model, PROMPTS, order, MAX_K) for order in orders]
 
     assert drafts(path, threads=2) == drafts("reference")

@@ -59,13 +59,13 @@ class DraftRecorder(SharedRecorder):
         self, x: Handle, weight: Any, token_ids: Int32, clusters: Clusters | None = None
     ) -> None:
         """Record the output product and the choice."""
-        scores, members, top = None, np.empty(0, np.int32), 0
+        scores, members, count, top = None, np.empty(0, np.int32), 0, 0
         if clusters is not None:
             scores = self.linear(x, clusters.centroids)
-            members, top = clusters.members, clusters.top
+            members, count, top = clusters.members, scores.width, clusters.top
         slot = -1 if scores is None else scores.slot
         out = self._buffer(weight.n)
-        chosen = (token_ids, slot, members, top, out.slot)
+        chosen = (token_ids, slot, members, count, top, out.slot)
         self._call("pick", *source(x, weight), weight, *chosen)
         self._num_picks += 1
 

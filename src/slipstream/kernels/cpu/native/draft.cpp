@@ -150,7 +150,7 @@ void Program::activate(const Op& op, int member) {
 void Program::leave_best_clusters(const Op& op, int member, int row, int n0, int n1) const {
   const Clusters& clusters = op.clusters;
   const float* scores = at(clusters.scores, row, member);
-  const int num = width(clusters.scores);
+  const int num = clusters.count;
   thread_local std::vector<int32_t> order;
   thread_local std::vector<uint8_t> chosen;
   order.resize(size_t(num));

@@ -204,14 +204,14 @@ NB_MODULE(_native, m) {
            "window"_a, "out"_a)
       .def("pick",
            [](Program& self, int in, const std::string& prologue, nb::object norm, float eps,
-              std::shared_ptr<Weight> weight, Ints ids, int scores, Ints clusters, int top,
-              int out) {
+              std::shared_ptr<Weight> weight, Ints ids, int scores, Ints clusters, int count,
+              int top, int out) {
              self.pick(source(in, prologue, norm, eps), std::move(weight), vector_of(ids),
                        {scores, std::make_shared<const std::vector<int32_t>>(vector_of(clusters)),
-                        top},
+                        count, top},
                        out);
            }, "in"_a, "prologue"_a, "norm"_a.none(), "eps"_a, "weight"_a, "ids"_a, "scores"_a,
-           "clusters"_a, "top"_a, "out"_a)
+           "clusters"_a, "count"_a, "top"_a, "out"_a)
       .def("run_draft", &run_draft)
       .def("run", &run)
       .def_prop_ro("scratch_bytes", &Program::scratch_bytes);

@@ -26,6 +26,7 @@ struct Source {
 struct Clusters {
   int scores = -1;  // buffer of a row's score for each cluster; -1 where nothing is clustered
   std::shared_ptr<const std::vector<int32_t>> members = nullptr;  // a token's cluster
+  int count = 0;  // of clusters; a buffer's row is wider
   int top = 0;
 };
 
