@@ -33,7 +33,7 @@ class Recipe:
     feature_layers: str = _setting("auto", "layers after which features are taken; auto")
     draft_vocab_size: int = _setting(8192, "tokens that it can draft")
     clusters: int = _setting(0, "clusters of these tokens; 0 looks at all in every step", 0)
-    top_clusters: int = _setting(8, "of these, how many a draft step looks into")
+    top_clusters: int = _setting(32, "of these, how many a draft step looks into")
     lean: bool = _setting(False, "leave out the matrices of the token and of the state's way on", 0)
     bits: int = _setting(4, "bits of its matrices: 4, 8, or 0 for float16", 0, 8)
     max_k: int = _setting(8, "the most tokens that it may be asked for", 1, 15)
