@@ -7,7 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.models.arch import Arch
-from slipstream.models.loading.assistant import AssistantConfig, AssistantTarget, write_assistant
+from slipstream.models.head import I32
+from slipstream.models.loading.assistant import (
+    AssistantConfig,
+    AssistantTarget,
+    ClusterCounts,
+    write_assistant,
+)
 from slipstream.models.weights import F32
 
 
@@ -23,12 +29,17 @@ def random_assistant(
     draft_vocab_size: int = 50,
     max_k: int = 8,
     bits: int | None = 4,
+    lean: bool = False,
+    clusters: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> tuple[AssistantConfig, dict[str, F32], np.ndarray[tuple[int], np.dtype[np.int32]]]:
     """Draw an assistant for a target: its configuration, float32 tensors and vocabulary map.
 
     By default it reads the residual stream after the first and the last layer, and the KV of the
     first and the last layer.
+
+    Args:
+        clusters: how many the vocabulary has, and how many are looked into; see `members_of`.
     """
     last = arch.num_layers
     config = AssistantConfig(
@@ -41,6 +52,9 @@ def random_assistant(
         draft_vocab_size=draft_vocab_size,
         max_k=max_k,
         bits=bits,
+        lean=lean,
+        embedding_scale=1.5 if lean else 1.0,
+        clusters=None if clusters is None else ClusterCounts(count=clusters[0], top=clusters[1]),
     )
     random = np.random.default_rng(seed)
     tensors: dict[str, F32] = {
@@ -54,7 +68,17 @@ def random_assistant(
     return config, tensors, np.sort(ids).astype(np.int32)
 
 
+def members_of(config: AssistantConfig) -> I32 | None:
+    """Draw the clusters of a random assistant's vocabulary."""
+    if config.clusters is None:
+        return None
+    count = config.clusters.count
+    each = np.arange(count, dtype=np.int32).repeat(config.draft_vocab_size // count)
+    return np.random.default_rng(count).permutation(each)
+
+
 def write_random_assistant(path: Path, arch: Arch, fingerprint: str, **options: object) -> Path:
     """Write a random assistant's checkpoint and return its folder."""
-    write_assistant(path, *random_assistant(arch, fingerprint, **options))  # type: ignore[arg-type]
+    made = random_assistant(arch, fingerprint, **options)  # type: ignore[arg-type]
+    write_assistant(path, *made, members=members_of(made[0]))
     return path

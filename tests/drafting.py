@@ -13,11 +13,11 @@ from slipstream.kernels.ops import Backend, DraftRows, DraftStep, Int32, KVCache
 from slipstream.models.arch import Arch
 from slipstream.models.assistant import draft, pack_assistant
 from slipstream.models.decoder import DecoderWeights, forward
-from slipstream.models.head import HeadCheckpoint
+from slipstream.models.head import HeadCheckpoint, VocabClusters
 from slipstream.models.loading.assistant import Assistant
 from slipstream.models.loading.assistant_tensors import quantize
 from slipstream.models.weights import DenseTensor, Tensor
-from tests.assistants import random_assistant
+from tests.assistants import members_of, random_assistant
 from tests.tiny import ARCH, TinyTensors, make_rows, tiny_tensors, tiny_weights
 
 FINGERPRINT = "f" * 32
@@ -34,7 +34,11 @@ def make_assistant(arch: Arch = ARCH, **options: Any) -> Assistant:
             tensors[name] = DenseTensor(values=tensor.astype(np.float16), dtype="f16")
         else:
             tensors[name] = quantize(tensor, config.bits)
-    return Assistant(config=config, tensors=tensors, vocab_map=vocab_map)
+    members = members_of(config)
+    clusters = None
+    if members is not None and config.clusters is not None:
+        clusters = VocabClusters(members=members, top=config.clusters.top)
+    return Assistant(config=config, tensors=tensors, vocab_map=vocab_map, clusters=clusters)
 
 
 @dataclass(frozen=True)

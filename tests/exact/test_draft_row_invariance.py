@@ -7,12 +7,13 @@ measurements and everybody's ability to reproduce a run.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.drafting import DraftingModel, draft_rows, make_drafting
-from tests.tiny import BACKENDS, make_backend
+from tests.drafting import DraftingModel, draft_rows, make_assistant, make_drafting
+from tests.tiny import ARCH, BACKENDS, make_backend
 
 PROMPTS = ([3, 9, 27, 81, 50] * 9, [5, 6, 7], [1, 2] * 17, [4] * 16, [8, 1] * 100)
 ANCHORS = (11, 12, 13, 14, 15)
@@ -20,10 +21,23 @@ POSITIONS = tuple(map(len, PROMPTS))
 MAX_K = 8
 
 
+HEADS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clusters in whole tiles": {"draft_vocab_size": 64, "clusters": (4, 2)},
+    "lean, clusters that cut tiles": {
+        "lean": True,
+        "hidden_size": ARCH.hidden_size,
+        "clusters": (10, 3),
+    },
+}
+
+
 @cache
-def model_on(name: str, threads: int) -> DraftingModel:
+def model_on(name: str, threads: int, head: str = "plain") -> DraftingModel:
     options = {} if name == "reference" else {"threads": threads}
-    return make_drafting(make_backend(name, **options), max_rows=320, num_pages=96)
+    assistant = make_assistant(**HEADS[head])
+    backend = make_backend(name, **options)
+    return make_drafting(backend, assistant=assistant, max_rows=320, num_pages=96)
 
 
 def drafted(
@@ -45,16 +59,19 @@ def drafted(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_drafts_depend_on_their_own_sequence_alone(name: str, temperature: float) -> None:
+def test_drafts_depend_on_their_own_sequence_alone(
+    name: str, head: str, temperature: float
+) -> None:
     alone: dict[int, list[int]] = {}
     for i in range(len(PROMPTS)):
-        alone |= drafted(model_on(name, 1), [i], MAX_K, temperature)
+        alone |= drafted(model_on(name, 1, head), [i], MAX_K, temperature)
     assert len({tuple(tokens) for tokens in alone.values()}) > 1
     for threads in (1, 2, 3):
         for order in ([0, 1], [1, 0], [4, 2, 0], [3, 1, 4, 0, 2], [4]):
             for k in (1, 3, MAX_K):
-                found = drafted(model_on(name, threads), order, k, temperature)
+                found = drafted(model_on(name, threads, head), order, k, temperature)
                 assert found == {i: alone[i][:k] for i in order}
 
 

@@ -21,7 +21,7 @@ from slipstream.kernels.noise import NoiseKey, gumbel, noise_bits
 from slipstream.kernels.rope import rope_tables
 from slipstream.models.loading.assistant import Assistant
 from tests.drafting import DraftingModel, draft_rows, make_assistant, make_drafting
-from tests.tiny import BACKENDS, TinyTensors, make_backend, tiny_arch, tiny_tensors
+from tests.tiny import ARCH, BACKENDS, TinyTensors, make_backend, tiny_arch, tiny_tensors
 
 PROMPTS = ([3, 9, 27, 81, 50] * 9, [5], [1, 2] * 17)
 ANCHORS = (11, 12, 13)
@@ -68,7 +68,9 @@ def formulas(
     )
     token, drafted = anchor, []
     for j in range(k):
-        x = w["embed.weight"] @ rms(embedding[token], "embed.norm")
+        x = embedding[token] * config.embedding_scale
+        if not config.lean:
+            x = w["embed.weight"] @ rms(embedding[token], "embed.norm")
         x = x + w["state.weight"] @ rms(state, "state.norm")
         for n, layer in enumerate(config.kv_layers):
             q = rope(w[f"layers.{n}.q"] @ rms(x, f"layers.{n}.attn_norm"), position + j)
@@ -84,13 +86,16 @@ def formulas(
             x = x + w[f"layers.{n}.down"] @ (torch.nn.functional.silu(gate) * up)
         y = rms(x, "norm")
         scores = (w["output"] @ y).numpy()
+        if assistant.clusters is not None:
+            best = (w["centroids"] @ y).topk(assistant.clusters.top).indices.numpy()
+            scores[~np.isin(assistant.clusters.members, best)] = -np.inf
         if temperature:
             key = NoiseKey(seed=seed, choice=0, position=position + j + 1)
             noise = gumbel(noise_bits(key, arch.vocab_size))[assistant.vocab_map]
             scores = scores / np.float32(temperature) + noise
         token = int(assistant.vocab_map[scores.argmax()])
         drafted.append(token)
-        state = w["post"] @ y
+        state = x if config.lean else w["post"] @ y
     return drafted
 
 
@@ -100,7 +105,16 @@ def kept_values(model: DraftingModel) -> list[Any]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-@pytest.mark.parametrize("options", [{}, {"bits": None, "num_heads": 8}, {"bits": 8, "seed": 3}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bits": None, "num_heads": 8},
+        {"bits": 8, "seed": 3},
+        {"clusters": (10, 2)},
+        {"lean": True, "hidden_size": ARCH.hidden_size, "clusters": (25, 4)},
+    ],
+)
 def test_reference_drafts_what_the_formulas_say(
     options: dict[str, Any], temperature: float
 ) -> None:
@@ -150,6 +164,10 @@ SHAPES = {
         {"bits": None, "hidden_size": 41, "ffn_size": 73, "draft_vocab_size": 37},
     ),
     "halves": (tiny_arch(rope_interleaved=False), {"feature_layers": (2, 1, 2)}),
+    "clusters in whole tiles": (tiny_arch(), {"draft_vocab_size": 64, "clusters": (4, 2)}),
+    "one cluster of two tiles": (tiny_arch(), {"draft_vocab_size": 96, "clusters": (3, 1)}),
+    "clusters that cut tiles": (tiny_arch(), {"draft_vocab_size": 60, "clusters": (10, 3)}),
+    "lean": (tiny_arch(), {"lean": True, "hidden_size": ARCH.hidden_size}),
     "one feature, one layer": (tiny_arch(), {"feature_layers": (1,), "kv_layers": (1,)}),
 }
 

@@ -88,9 +88,9 @@ def seen_logits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     class Watched(ReferenceDraftOps):
-        def pick(self, x: Any, weight: Any, *others: Any) -> None:
-            seen.append(self.linear(x, weight))
-            super().pick(x, weight, *others)
+        def pick(self, x: Any, weight: Any, token_ids: Any, *others: Any) -> None:
+            seen.append(self.linear(x, weight)[:, np.argsort(token_ids)])
+            super().pick(x, weight, token_ids, *others)
 
     monkeypatch.setattr(reference_module, "ReferenceDraftOps", Watched)
     return seen

@@ -88,6 +88,23 @@ def test_a_checkpoint_comes_out_that_fits_its_model(
     assert training["recipe"] == dataclasses.asdict(RECIPE)
 
 
+@pytest.mark.slow
+def test_a_lean_head_with_clusters_comes_out_as_asked(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = words(model, tmp_path, "--data", str(data), "--lean", clusters=20, top_clusters=3)
+    assert main(asked) == 0
+    assert "held-out replies: acceptance length" in capsys.readouterr().out
+    file = open_model(model)
+    found = read_assistant(tmp_path, file.arch, file.fingerprint)
+    assert found.clusters is not None
+    assert found.clusters.top == 3
+    assert (np.bincount(found.clusters.members) == 5).all()
+    assert found.tensors["centroids"].shape[0] == 20
+    assert not found.tensors.keys() & {"embed.weight", "embed.norm", "post"}
+    assert found.head.embedding_scale > 0
+
+
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not(
     model: Path, data: Path, tmp_path: Path
 ) -> None:

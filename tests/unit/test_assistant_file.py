@@ -105,6 +105,14 @@ def rewrite(path: Path, **changes: Any) -> None:
         ({"quantization": None}, "tensor .* is missing"),
         ({"ffn_size": 96}, r"gate.codes must be U8 of shape \[96, 16\], got U8 of shape \[64"),
         ({"target__norm_eps": float("nan")}, "norm_eps must be"),
+        ({"lean": 1}, "lean must be true or false, got 1"),
+        ({"lean": True}, "a lean head is as wide as its target, 64, got 32"),
+        ({"embedding_scale": 0}, "embedding_scale must be a number above 0, got 0"),
+        ({"clusters": 5}, "clusters must be null or an object, got int"),
+        ({"clusters": {"count": 5}}, r"clusters\.top is missing"),
+        ({"clusters": {"count": 5, "top": 6}}, r"clusters\.top must be an integer in \[1, 5\]"),
+        ({"clusters": {"count": 7, "top": 2}}, "must be a multiple of the 7 clusters, got 50"),
+        ({"clusters": {"count": 5, "top": 2}}, "tensor members is missing|centroids"),
     ],
 )
 def test_a_wrong_configuration_is_refused(
@@ -197,6 +205,19 @@ def test_another_model_of_the_same_shape_is_refused(tmp_path: Path) -> None:
     path = write_random_assistant(tmp_path / "a", ARCH, HASH)
     with pytest.raises(MismatchError, match=f"hash '{HASH}', this one has '{'cd' * 16}'"):
         read_assistant(path, ARCH, "cd" * 16)
+
+
+def test_clusters_are_read_back_and_must_be_equal(tmp_path: Path) -> None:
+    path = write_random_assistant(tmp_path / "a", ARCH, HASH, clusters=(10, 3))
+    found = read_assistant(path, ARCH, HASH)
+    assert found.clusters is not None
+    assert found.clusters.top == 3
+    assert (np.bincount(found.clusters.members) == 5).all()
+    stored = load_file(path / "model.safetensors")
+    stored["members"][stored["members"] == 0] = 1
+    save_file(stored, path / "model.safetensors")
+    with pytest.raises(LoadError, match="members must part the vocabulary into 10 equal clusters"):
+        read_assistant(path, ARCH, HASH)
 
 
 def test_writing_refuses_what_could_not_be_read(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ class DraftOps(SharedOps, Protocol):
         and of the target's ids (see kernels.noise). The first of equals wins; NaN never does.
 
         Args:
-            token_ids: int32 of shape (W,), ascending ids of the target.
+            token_ids: int32 of shape (W,), distinct ids of the target.
             clusters: where given, only tokens of a row's best clusters may be picked: those with
                 the largest x @ centroids.T, the first of equals before the others.
         """

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from slipstream.kernels.ops import (
     Backend,
     Clusters,
@@ -55,7 +57,9 @@ class AssistantWeights:
 
     Attributes:
         embedding: the target's own.
-        token_ids: int32 of shape (W,), the target's id of each token that the head knows.
+        token_ids: int32 of shape (W,), the target's id of each token that the head knows; those of
+            a cluster follow one another, so that a back end can look at no others.
+        post: None hands the residual stream itself to the next step.
     """
 
     features: tuple[Normed, ...]
@@ -65,7 +69,7 @@ class AssistantWeights:
     layers: tuple[AssistantLayer, ...]
     norm: Weight
     output: Weight
-    post: Weight
+    post: Weight | None
     token_ids: Int32
     clusters: Clusters | None
 
@@ -105,6 +109,7 @@ def pack_assistant(
         norm = vector(f"{name}.norm")
         return Normed(norm=absent if norm is None else norm, weight=matrix(f"{name}.weight"))
 
+    order = _by_cluster(assistant)
     return AssistantWeights(
         features=tuple(
             normed(f"features.{i}", target.norm) for i in range(len(head.feature_layers))
@@ -115,18 +120,27 @@ def pack_assistant(
         layers=tuple(layer(f"layers.{n}") for n in range(len(head.kv_layers))),
         norm=vector("norm"),
         post=matrix("post"),
-        output=matrix("output"),
-        token_ids=assistant.vocab_map,
-        clusters=_clusters(backend, assistant),
+        output=matrix("output")
+        if order is None
+        else backend.matrix([tensors["output"].take(order)]),
+        token_ids=assistant.vocab_map if order is None else assistant.vocab_map[order],
+        clusters=_clusters(backend, assistant, order),
     )
 
 
-def _clusters(backend: Backend, assistant: HeadCheckpoint) -> Clusters | None:
+def _by_cluster(assistant: HeadCheckpoint) -> Int32 | None:
+    """Return an order of the draft vocabulary in which its clusters follow one another."""
+    if assistant.clusters is None:
+        return None
+    return np.argsort(assistant.clusters.members, kind="stable").astype(np.int32)
+
+
+def _clusters(backend: Backend, assistant: HeadCheckpoint, order: Int32 | None) -> Clusters | None:
     if assistant.clusters is None:
         return None
     return Clusters(
         centroids=backend.matrix([assistant.tensors["centroids"]]),
-        members=assistant.clusters.members,
+        members=assistant.clusters.members[order],
         top=assistant.clusters.top,
     )
 
@@ -163,7 +177,7 @@ def _draft_one(
         )
         del gated
     y = ops.rms_norm(x, weights.norm, head.norm_eps)
-    state = ops.linear(y, weights.post)
+    state = x if weights.post is None else ops.linear(y, weights.post)
     ops.pick(y, weights.output, weights.token_ids, weights.clusters)
     return state
 

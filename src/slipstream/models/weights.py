@@ -76,6 +76,7 @@ class TwoLevel:
         return (self.super.astype(np.float32)[:, :, None] * small).reshape(n, groups)
 
 
+Outputs = slice | npt.NDArray[np.int32]  # of a matrix, in any order
 GroupNumbers = npt.NDArray[np.float16] | npt.NDArray[np.float32] | BFloat16 | TwoLevel
 
 
@@ -93,13 +94,13 @@ def float16_numbers(numbers: GroupNumbers) -> npt.NDArray[np.float16] | None:
     return None
 
 
-def take_rows(numbers: GroupNumbers, low: int, high: int) -> GroupNumbers:
-    """Return the numbers of the outputs [low, high)."""
+def take_rows(numbers: GroupNumbers, outputs: Outputs) -> GroupNumbers:
+    """Return the numbers of some outputs."""
     if isinstance(numbers, BFloat16):
-        return BFloat16(bits=numbers.bits[low:high])
+        return BFloat16(bits=numbers.bits[outputs])
     if isinstance(numbers, TwoLevel):
-        return TwoLevel(super=numbers.super[low:high], small=numbers.small[low:high])
-    return numbers[low:high]
+        return TwoLevel(super=numbers.super[outputs], small=numbers.small[outputs])
+    return numbers[outputs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +133,16 @@ class QuantizedTensor:
 
     def rows(self, low: int, high: int) -> QuantizedTensor:
         """Return the outputs [low, high)."""
+        return self.take(slice(low, high))
+
+    def take(self, outputs: Outputs) -> QuantizedTensor:
+        """Return some outputs."""
         return QuantizedTensor(
             bits=self.bits,
-            codes=self.codes[low:high],
+            codes=self.codes[outputs],
             zero=self.zero,
-            scale=take_rows(self.scale, low, high),
-            bias=None if self.bias is None else take_rows(self.bias, low, high),
+            scale=take_rows(self.scale, outputs),
+            bias=None if self.bias is None else take_rows(self.bias, outputs),
         )
 
     def dequantize(self) -> F32:
@@ -174,7 +179,11 @@ class DenseTensor:
 
     def rows(self, low: int, high: int) -> DenseTensor:
         """Return the outputs [low, high)."""
-        return DenseTensor(values=self.values[low:high], dtype=self.dtype)
+        return self.take(slice(low, high))
+
+    def take(self, outputs: Outputs) -> DenseTensor:
+        """Return some outputs."""
+        return DenseTensor(values=self.values[outputs], dtype=self.dtype)
 
     def dequantize(self) -> F32:
         """Return the values as float32, exactly."""

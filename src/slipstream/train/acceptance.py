@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.train.head import Head, Weights
-from slipstream.train.target import TargetModel, logits_of
+from slipstream.train.target import TargetModel
 
 CHUNK_TOKENS = 1 << 15  # of one forward: the logits of a draft step take 0.5 GB at W = 8192
 
@@ -97,7 +97,7 @@ def accepted_drafts(
         cos, sin = (table[1 + j : 1 + j + num_anchors] for table in (target.cos, target.sin))
         embedded = head.embed(weights, target, tokens)
         y, state = head.step(weights, state, embedded, trace, cos, sin)
-        logits = logits_of(y, weights["output"])
+        logits = head.logits(weights, y)
         if temperatures is not None and noise is not None:
             logits.addcmul_(temperatures[:, None, None], noise(2 + j, 2 + j + num_anchors))
         tokens = vocab_map[logits.argmax(2)]

@@ -21,16 +21,18 @@ from slipstream.models.loading import ModelFile
 from slipstream.models.loading.assistant import (
     AssistantConfig,
     AssistantTarget,
+    ClusterCounts,
     check_config,
     write_assistant,
 )
 from slipstream.train.acceptance import Rounds
+from slipstream.train.clusters import cluster_rows
 from slipstream.train.corpus import Shard, read_shard, write_shards
 from slipstream.train.evaluate import Prompt, judge_replies, write_replies
 from slipstream.train.head import Head, cast
 from slipstream.train.layers import choose_feature_layers, choose_kv_layers, copying_scores
 from slipstream.train.recipe import Recipe
-from slipstream.train.target import check_arch, load_target
+from slipstream.train.target import TargetModel, check_arch, load_target
 from slipstream.train.trainer import Report, Trainer
 from slipstream.train.turns import read_script
 from slipstream.train.vocabulary import choose_vocabulary, count_tokens
@@ -100,7 +102,11 @@ class Distillation:
             raise ConfigError(f"there are no conversations in {self.data}")
         vocab_map, coverage = self._vocabulary(shards)
         config = self._config(len(vocab_map))
-        head = Head(config, self.file.arch, self.device)
+        members = None
+        if config.clusters is not None:
+            rows = self.target.output[vocab_map.to(self.device)].float().cpu()
+            members = cluster_rows(rows, config.clusters.count, recipe.seed)
+        head = Head(config, self.file.arch, self.device, members)
         trainer = Trainer(self.target, head, shards, vocab_map, recipe, self.out / _STATE)
         data = {
             "shards": [path.name for path in paths],
@@ -164,13 +170,27 @@ class Distillation:
             draft_vocab_size=draft_vocab_size,
             max_k=recipe.max_k,
             bits=recipe.bits or None,
+            lean=recipe.lean,
+            embedding_scale=_unit_scale(self.target) if recipe.lean else 1.0,
+            clusters=self._clusters(draft_vocab_size),
         )
         check_config(config)
         return config
 
+    def _clusters(self, draft_vocab_size: int) -> ClusterCounts | None:
+        count = self.recipe.clusters
+        if not count:
+            return None
+        if draft_vocab_size % count:
+            raise ConfigError(
+                f"clusters must divide the {draft_vocab_size} draft tokens, got {count}"
+            )
+        return ClusterCounts(count=count, top=self.recipe.top_clusters)
+
     def _write(
         self, trainer: Trainer, config: AssistantConfig, data: dict[str, Any], finished: bool
     ) -> None:
+        members = trainer.head.members
         training = {
             "by": f"slipstream {__version__}, torch {torch.__version__}",
             "finished": finished,
@@ -184,7 +204,13 @@ class Distillation:
             {name: value.detach().cpu().numpy() for name, value in trainer.weights.items()},
             trainer.vocab_map.cpu().numpy().astype(np.int32),
             training,
+            None if members is None else members.cpu().numpy().astype(np.int32),
         )
+
+
+def _unit_scale(target: TargetModel) -> float:
+    """Return what gives the embedding's rows a mean square of about 1."""
+    return float(target.embedding.float().square().mean().rsqrt())
 
 
 def _device(name: str) -> torch.device:

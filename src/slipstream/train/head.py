@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from slipstream.models.arch import Arch
 from slipstream.models.loading.assistant import AssistantConfig
 from slipstream.models.loading.assistant_tensors import GROUP
+from slipstream.train.clusters import means
 from slipstream.train.fuse import fuse
-from slipstream.train.target import TargetModel, Trace, rotate
+from slipstream.train.target import TargetModel, Trace, logits_of, rotate
 
 Weights = Mapping[str, Tensor]
 
@@ -28,15 +29,25 @@ class Head:
 
     Args:
         arch: the target's decoder.
+        members: int64 of shape (W,), each draft token's cluster, where there are clusters.
     """
 
-    def __init__(self, config: AssistantConfig, arch: Arch, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: AssistantConfig,
+        arch: Arch,
+        device: torch.device,
+        members: Tensor | None = None,
+    ) -> None:
         self.config, self._eps = config, arch.norm_eps
+        self.members = None if members is None else members.to(device)
         self._layer = fuse(_layer(arch), device)
 
     def embed(self, weights: Weights, target: TargetModel, ids: Tensor) -> Tensor:
         """Return the tokens' part of the input, of shape (*ids.shape, D)."""
         rows = F.embedding(ids, target.embedding)
+        if self.config.lean:
+            return rows * self.config.embedding_scale
         return F.linear(self._normed(rows, weights["embed.norm"]), weights["embed.weight"])
 
     def features(self, weights: Weights, trace: Trace, num_anchors: int) -> Tensor:
@@ -76,7 +87,21 @@ class Head:
             own = [weights[f"layers.{n}.{name}"] for name in names]
             x = self._layer(x, k[:, :, :num_anchors], v[:, :, :num_anchors], cos, sin, *own)
         y = self._normed(x, weights["norm"])
-        return y, F.linear(y, weights["post"])
+        return y, x if self.config.lean else F.linear(y, weights["post"])
+
+    def logits(self, weights: Weights, y: Tensor) -> Tensor:
+        """Return float32 scores of the draft tokens, -inf outside of the best clusters.
+
+        Args:
+            y: of shape (..., D), what `step` returned.
+        """
+        logits = logits_of(y, weights["output"])
+        if self.config.clusters is None or self.members is None:
+            return logits
+        scores = logits_of(y, weights["centroids"])
+        best = scores.topk(self.config.clusters.top).indices
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
+        return logits.masked_fill_(~chosen[..., self.members], -torch.inf)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._eps)
@@ -112,13 +137,17 @@ def _layer(arch: Arch) -> Callable[..., Tensor]:
 
 
 def first_weights(
-    config: AssistantConfig, target: TargetModel, vocab_map: Tensor, seed: int
+    config: AssistantConfig,
+    target: TargetModel,
+    vocab_map: Tensor,
+    seed: int,
+    members: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Draw a head's weights, float32 on the target's device.
 
     Where shapes allow, a layer starts as the target's own layer whose KV it reads, so that its
     queries fit the keys, a narrower MLP with the first of its neurons, the output as the target's
-    own rows, and the embedding as it is.
+    own rows, a cluster's centroid as their mean, and the embedding as it is.
     """
     generator = torch.Generator().manual_seed(seed)
     weights = {name: torch.ones(shape) for name, shape in config.vector_shapes().items()}
@@ -126,7 +155,9 @@ def first_weights(
         weights[name] = torch.randn(n, k, generator=generator) * (0.5 / k**0.5)
     weights = {name: value.to(target.device) for name, value in weights.items()}
     taken = {"output": target.output[vocab_map], "norm": target.norm}
-    if config.hidden_size == config.target.hidden_size:
+    if members is not None and target.output.shape[1] == config.hidden_size:
+        taken["centroids"] = means(target.output[vocab_map].float(), members.to(target.device))
+    if config.hidden_size == config.target.hidden_size and not config.lean:
         taken["embed.weight"] = torch.eye(config.hidden_size)
     for n, m in enumerate(config.kv_layers):
         layer, at = target.layers[m], f"layers.{n}."

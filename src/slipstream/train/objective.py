@@ -10,6 +10,9 @@ The loss is cross-entropy. Most replies are served greedily, and a small head ca
 distribution right, so two settings move it towards the token that the target would choose: the
 target's distribution may be sharpened, and the chance that the head gives to its likeliest token
 may count beside (the part of LK losses that is the acceptance itself, arXiv 2602.23881).
+
+Where the draft vocabulary is clustered, the centroids learn which clusters the target's
+distribution lies in; the rest of the head does not learn from that.
 """
 
 from __future__ import annotations
@@ -56,6 +59,11 @@ class Objective:
         self._index[vocab_map] = torch.arange(len(vocab_map), device=target.device)
         self._divergence = _divergence(target.device, choice_weight)
         self._softmax = fuse(_softmax, target.device)
+        self._is_member = None
+        if head.members is not None and head.config.clusters is not None:
+            one_hot = F.one_hot(head.members, head.config.clusters.count)
+            self._is_member = one_hot.to(target.dtype)
+            self._missed = fuse(_missed, target.device)
 
     def __call__(self, weights: Weights, ids: Tensor, trace: Trace, token_weight: Tensor) -> Tensor:
         """Return the mean loss.
@@ -71,6 +79,7 @@ class Objective:
             wanted = logits_of(trace.hidden, self._output)
             best = wanted.argmax(-1)
             asked = self._softmax(wanted, self._sharpness, target.dtype)
+            shares = None if self._is_member is None else asked @ self._is_member
         embedded = head.embed(weights, target, ids)
         state = head.features(weights, trace, num_anchors)
         index = F.pad(self._index[ids], (0, 1), value=-1)
@@ -94,6 +103,9 @@ class Objective:
                 weight,
             )
             total = total + loss
+            if shares is not None:
+                scores = F.linear(y.detach(), weights["centroids"]).flatten(0, 1)
+                total = total + self._missed(scores, shares[:, rows].flatten(0, 1), weight)
             weight_sum = weight_sum + weight.sum()
             alive = alive * (1 - self._survival + self._survival * chance)
         return total / weight_sum.clamp(min=1e-6)
@@ -101,6 +113,12 @@ class Objective:
 
 def _softmax(logits: Tensor, sharpness: float, dtype: torch.dtype) -> Tensor:
     return (logits * sharpness).softmax(-1).to(dtype)
+
+
+def _missed(scores: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted cross-entropy of clusters, scores and shares of shape (N, C)."""
+    z = scores.float()
+    return ((z.logsumexp(1) - (shares.float() * z).sum(1)) * weight).sum()
 
 
 def _divergence(device: torch.device, choice_weight: float) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -32,6 +32,9 @@ class Recipe:
     kv_layers: str = _setting("auto", "target layers whose KV it reads, e.g. 18,23; auto")
     feature_layers: str = _setting("auto", "layers after which features are taken; auto")
     draft_vocab_size: int = _setting(8192, "tokens that it can draft")
+    clusters: int = _setting(0, "clusters of these tokens; 0 looks at all in every step", 0)
+    top_clusters: int = _setting(32, "of these, how many a draft step looks into")
+    lean: bool = _setting(False, "leave out the matrices of the token and of the state's way on", 0)
     bits: int = _setting(4, "bits of its matrices: 4, 8, or 0 for float16", 0, 8)
     max_k: int = _setting(8, "the most tokens that it may be asked for", 1, 15)
     steps: int = _setting(4000, "training steps", 2)
@@ -52,6 +55,15 @@ class Recipe:
                 _layers(item.name, value)
             elif not low <= value <= high:
                 raise ConfigError(f"{item.name} must be in [{low}, {high}], got {value}")
+        if self.clusters and (self.draft_vocab_size % self.clusters):
+            raise ConfigError(
+                f"draft_vocab_size must be a multiple of clusters, {self.clusters}, "
+                f"got {self.draft_vocab_size}"
+            )
+        if self.clusters and self.top_clusters > self.clusters:
+            raise ConfigError(
+                f"top_clusters must be at most clusters, {self.clusters}, got {self.top_clusters}"
+            )
         if self.bits not in (0, 4, 8):
             raise ConfigError(f"bits must be 0, 4 or 8, got {self.bits}")
         if self.unroll + 2 > self.length:

@@ -56,9 +56,9 @@ class Trainer:
         self._recipe, self._path = recipe, state_path
         self._held_out = [_greedy(shard, held_out(shard)) for shard in shards]
         self._batches = _Batches(shards, recipe, target.device)
-        weights = first_weights(head.config, target, self.vocab_map, recipe.seed)
+        weights = first_weights(head.config, target, self.vocab_map, recipe.seed, head.members)
         self.weights = {name: value.requires_grad_() for name, value in weights.items()}
-        self._optimizer = Optimizer(self.weights, by_adam=("output",))
+        self._optimizer = Optimizer(self.weights, by_adam=("output", "centroids"))
         self._objective = Objective(
             head,
             target,

@@ -88,7 +88,7 @@ class ReferenceDraftOps(SharedOps):
                 choice=int(rows.choices[r]),
                 position=int(rows.positions[r]) + len(self.drafted) + 1,
             )
-            noise = gumbel(noise_bits(key, int(token_ids[-1]) + 1)[token_ids])
+            noise = gumbel(noise_bits(key, int(token_ids.max()) + 1)[token_ids])
             with np.errstate(over="ignore"):
                 scores = scores / rows.temperatures[r] + noise
         return int(token_ids[scores.argmax()])

@@ -2,8 +2,9 @@
 
 A folder holds `config.json`, which describes the head and the target that it was made for, and
 `model.safetensors`. Everything is checked before anything is used: each key known and present, each
-tensor of the shape that the configuration implies, `vocab_map` ascending, and the target the very
-one that the head was trained on. The free-form block "training" is for readers and not looked at.
+tensor of the shape that the configuration implies, `vocab_map` ascending, `members` in equal
+clusters, and the target the very one that the head was trained on. The free-form block "training"
+is for readers and not looked at. "lean", "embedding_scale" and "clusters" may be left out.
 How tensors are stored is said in `models.loading.assistant_tensors`.
 """
 
@@ -22,13 +23,14 @@ import numpy as np
 
 from slipstream.errors import LoadError, MismatchError
 from slipstream.models.arch import Arch, AttentionArch, plain_frequencies
-from slipstream.models.head import HeadArch
+from slipstream.models.head import HeadArch, VocabClusters
 from slipstream.models.loading.assistant_tensors import GROUP, I32, load_tensors, save_tensors
 from slipstream.models.weights import F32, Tensor
 
 TYPE, VERSION = "slipstream-assistant", 1
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
 _MAX_WIDTH, _MAX_LAYERS, _MAX_DRAFTED = 1 << 20, 64, 15  # wider than any head, or than a round
+_OPTIONAL = {"lean": False, "embedding_scale": 1.0, "clusters": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,19 @@ class AssistantTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterCounts:
+    """How a draft vocabulary is clustered.
+
+    Attributes:
+        count: clusters C of W / C tokens each.
+        top: how many of them a draft step looks into.
+    """
+
+    count: int
+    top: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AssistantConfig:
     """Shape of a head.
 
@@ -87,6 +102,10 @@ class AssistantConfig:
         draft_vocab_size: W, tokens that it can draft.
         max_k: the most tokens that it may be asked to draft in a round.
         bits: 4 or 8, the width of a quantized matrix' codes; None where matrices are dense.
+        lean: True leaves out the matrices "embed.weight" and "post": a token enters as the target's
+            own embedding row, and the residual stream itself is handed to the next step.
+        embedding_scale: multiplies the embedding rows.
+        clusters: of the draft vocabulary; None where every step looks at all of it.
     """
 
     target: AssistantTarget
@@ -98,6 +117,9 @@ class AssistantConfig:
     draft_vocab_size: int
     max_k: int
     bits: int | None
+    lean: bool = False
+    embedding_scale: float = 1.0
+    clusters: ClusterCounts | None = None
 
     @property
     def q_size(self) -> int:
@@ -108,7 +130,9 @@ class AssistantConfig:
         """Return name and shape of each norm weight."""
         hidden, own = (self.target.hidden_size,), (self.hidden_size,)
         shapes = {f"features.{i}.norm": hidden for i in range(len(self.feature_layers))}
-        shapes |= {"embed.norm": hidden, "state.norm": own, "norm": own}
+        shapes |= {"state.norm": own, "norm": own}
+        if not self.lean:
+            shapes["embed.norm"] = hidden
         for n in range(len(self.kv_layers)):
             shapes |= {f"layers.{n}.attn_norm": own, f"layers.{n}.ffn_norm": own}
         return shapes
@@ -117,7 +141,9 @@ class AssistantConfig:
         """Return name and shape (outputs, inputs) of each matrix."""
         hidden, own, ffn = self.target.hidden_size, self.hidden_size, self.ffn_size
         shapes = {f"features.{i}.weight": (own, hidden) for i in range(len(self.feature_layers))}
-        shapes |= {"embed.weight": (own, hidden), "state.weight": (own, own)}
+        shapes["state.weight"] = (own, own)
+        if not self.lean:
+            shapes |= {"embed.weight": (own, hidden), "post": (own, own)}
         for n in range(len(self.kv_layers)):
             shapes |= {
                 f"layers.{n}.q": (self.q_size, own),
@@ -126,7 +152,14 @@ class AssistantConfig:
                 f"layers.{n}.up": (ffn, own),
                 f"layers.{n}.down": (own, ffn),
             }
-        return shapes | {"output": (self.draft_vocab_size, own), "post": (own, own)}
+        if self.clusters is not None:
+            shapes["centroids"] = (self.clusters.count, own)
+        return shapes | {"output": (self.draft_vocab_size, own)}
+
+    def map_sizes(self) -> dict[str, int]:
+        """Return name and length of each tensor of integers."""
+        names = ("vocab_map",) if self.clusters is None else ("vocab_map", "members")
+        return dict.fromkeys(names, self.draft_vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +170,13 @@ class Assistant:
         config: its shape.
         tensors: norm weights and matrices, named as `vector_shapes` and `matrix_shapes` say.
         vocab_map: int32 of shape (W,), the ascending target ids of the draft vocabulary.
+        clusters: how it is clustered, if it is.
     """
 
     config: AssistantConfig
     tensors: Mapping[str, Tensor]
     vocab_map: I32
-    clusters: None = None
+    clusters: VocabClusters | None = None
 
     @property
     def head(self) -> HeadArch:
@@ -154,6 +188,7 @@ class Assistant:
             feature_layers=config.feature_layers,
             norm_eps=config.target.norm_eps,
             max_k=config.max_k,
+            embedding_scale=config.embedding_scale,
             scales=(1.0,) * layers,
             windows=(0,) * layers,
         )
@@ -175,13 +210,20 @@ def read_assistant(path: str | os.PathLike[str], arch: Arch, fingerprint: str) -
     try:
         config = _read_config(path / CONFIG_FILE)
         _check_target(config.target, AssistantTarget.of(arch, fingerprint))
-        tensors, vocab_map = load_tensors(
-            path / TENSORS_FILE, config.vector_shapes(), config.matrix_shapes(), config.bits
+        tensors, maps = load_tensors(
+            path / TENSORS_FILE,
+            config.vector_shapes(),
+            config.matrix_shapes(),
+            config.map_sizes(),
+            config.bits,
         )
-        _check_vocab_map(vocab_map, config)
+        _check_maps(maps, config)
     except LoadError as error:
         raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
-    return Assistant(config=config, tensors=tensors, vocab_map=vocab_map)
+    clusters = None
+    if config.clusters is not None:
+        clusters = VocabClusters(members=maps["members"], top=config.clusters.top)
+    return Assistant(config=config, tensors=tensors, vocab_map=maps["vocab_map"], clusters=clusters)
 
 
 def write_assistant(
@@ -190,6 +232,7 @@ def write_assistant(
     tensors: Mapping[str, F32],
     vocab_map: I32,
     training: Mapping[str, Any] | None = None,
+    members: I32 | None = None,
 ) -> None:
     """Write a checkpoint; matrices are rounded to `config.bits`, or to float16 where that is None.
 
@@ -198,20 +241,22 @@ def write_assistant(
         tensors: float32, named and shaped as `vector_shapes` and `matrix_shapes` say.
         vocab_map: ascending target ids of shape (W,).
         training: how the head was made, kept in the configuration.
+        members: int32 of shape (W,), each draft token's cluster; wanted where there are clusters.
 
     Raises:
         LoadError: a tensor is missing, unknown, misshapen or holds an infinity or NaN.
     """
     path = Path(path)
     check_config(config)
-    _check_vocab_map(vocab_map, config)
+    maps = {"vocab_map": vocab_map} | ({} if members is None else {"members": members})
+    _check_maps(maps, config)
     path.mkdir(parents=True, exist_ok=True)
     save_tensors(
         path / TENSORS_FILE,
         tensors,
         config.vector_shapes(),
         config.matrix_shapes(),
-        vocab_map,
+        maps,
         config.bits,
     )
     fields = dataclasses.asdict(config)
@@ -250,6 +295,7 @@ def _read_config(path: Path) -> AssistantConfig:
         raise LoadError(f"{path.name}: version must be {VERSION}, got {block.get('version')!r}")
     fields = {field.name for field in dataclasses.fields(AssistantConfig)} - {"bits"}
     block = {key: value for key, value in block.items() if key != "training"}
+    block = _OPTIONAL | block
     _check_keys(block, fields | {"type", "version", "quantization"}, "")
     config = AssistantConfig(
         target=_read_target(block["target"]),
@@ -261,6 +307,9 @@ def _read_config(path: Path) -> AssistantConfig:
         draft_vocab_size=_int(block, "draft_vocab_size", 1, 1 << 31),
         max_k=_int(block, "max_k", 1, _MAX_DRAFTED),
         bits=_read_bits(block["quantization"]),
+        lean=_flag(block, "lean"),
+        embedding_scale=_number(block, "embedding_scale"),
+        clusters=_read_clusters(block["clusters"]),
     )
     check_config(config)
     return config
@@ -290,6 +339,15 @@ def check_config(config: AssistantConfig) -> None:
             f"draft_vocab_size must be at most the target's {target.vocab_size}, "
             f"got {config.draft_vocab_size}"
         )
+    if config.lean and config.hidden_size != target.hidden_size:
+        raise LoadError(
+            f"a lean head is as wide as its target, {target.hidden_size}, got {config.hidden_size}"
+        )
+    if config.clusters is not None and config.draft_vocab_size % config.clusters.count:
+        raise LoadError(
+            f"draft_vocab_size must be a multiple of the {config.clusters.count} clusters, "
+            f"got {config.draft_vocab_size}"
+        )
     if config.bits is None:
         return
     for name, (_, inputs) in config.matrix_shapes().items():
@@ -305,14 +363,20 @@ def _read_target(block: Any) -> AssistantTarget:
         if not isinstance(block[key], str):
             raise LoadError(f"target.{key} must be a string, got {block[key]!r}")
     for key in ("rope_theta", "norm_eps"):
-        value = block[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise LoadError(f"target.{key} must be a number above 0, got {value!r}")
-        if not math.isfinite(value):
-            raise LoadError(f"target.{key} must be finite, got {value!r}")
+        _number(block, key, "target.")
     for key in ("hidden_size", "num_layers", "vocab_size", "num_kv_heads", "head_dim"):
         _int(block, key, 1, 1 << 31, "target.")
     return AssistantTarget(**block)
+
+
+def _read_clusters(block: Any) -> ClusterCounts | None:
+    if block is None:
+        return None
+    if not isinstance(block, dict):
+        raise LoadError(f"clusters must be null or an object, got {type(block).__name__}")
+    _check_keys(block, {"count", "top"}, "clusters.")
+    count = _int(block, "count", 1, _MAX_WIDTH, "clusters.")
+    return ClusterCounts(count=count, top=_int(block, "top", 1, count, "clusters."))
 
 
 def _read_bits(block: Any) -> int | None:
@@ -341,6 +405,21 @@ def _int(block: Mapping[str, Any], key: str, low: int, high: int, prefix: str = 
     return value
 
 
+def _number(block: Mapping[str, Any], key: str, prefix: str = "") -> float:
+    value = block[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise LoadError(f"{prefix}{key} must be a number above 0, got {value!r}")
+    if not math.isfinite(value):
+        raise LoadError(f"{prefix}{key} must be finite, got {value!r}")
+    return value
+
+
+def _flag(block: Mapping[str, Any], key: str) -> bool:
+    if not isinstance(block[key], bool):
+        raise LoadError(f"{key} must be true or false, got {block[key]!r}")
+    return bool(block[key])
+
+
 def _ints(block: Mapping[str, Any], key: str) -> tuple[int, ...]:
     value = block[key]
     if not isinstance(value, list) or not all(type(item) is int for item in value):
@@ -361,12 +440,22 @@ def _check_target(made_for: AssistantTarget, served: AssistantTarget) -> None:
             )
 
 
-def _check_vocab_map(ids: I32, config: AssistantConfig) -> None:
-    if ids.dtype != np.int32 or ids.shape != (config.draft_vocab_size,):
-        raise LoadError(
-            f"vocab_map must be int32 of shape [{config.draft_vocab_size}], "
-            f"got {ids.dtype} of shape {list(ids.shape)}"
-        )
-    last = config.target.vocab_size - 1
+def _check_maps(maps: Mapping[str, I32], config: AssistantConfig) -> None:
+    for name in sorted(maps.keys() ^ config.map_sizes().keys()):
+        raise LoadError(f"{name} is {'unexpected' if name in maps else 'missing'}")
+    for name, size in config.map_sizes().items():
+        ids = maps[name]
+        if ids.dtype != np.int32 or ids.shape != (size,):
+            raise LoadError(
+                f"{name} must be int32 of shape [{size}], "
+                f"got {ids.dtype} of shape {list(ids.shape)}"
+            )
+    ids, last = maps["vocab_map"], config.target.vocab_size - 1
     if ids[0] < 0 or ids[-1] > last or (np.diff(ids) <= 0).any():
         raise LoadError(f"vocab_map must ascend within [0, {last}]")
+    if config.clusters is None:
+        return
+    count = config.clusters.count
+    each = np.arange(count).repeat(config.draft_vocab_size // count)
+    if not (np.sort(maps["members"]) == each).all():
+        raise LoadError(f"members must part the vocabulary into {count} equal clusters")

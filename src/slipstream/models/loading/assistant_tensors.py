@@ -8,7 +8,7 @@ Q8_0: 4 bits with `x.bias`, two codes to a byte, the even column in the low nibb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -63,13 +63,14 @@ def save_tensors(
     tensors: Mapping[str, F32],
     vectors: Vectors,
     matrices: Matrices,
-    vocab_map: I32,
+    maps: Mapping[str, I32],
     bits: int | None,
 ) -> None:
     """Write a checkpoint's tensors.
 
     Args:
         tensors: float32; exactly the names of `vectors` and `matrices`.
+        maps: tensors of integers.
         bits: 4 or 8, or None for float16.
 
     Raises:
@@ -78,7 +79,7 @@ def save_tensors(
     shapes: dict[str, tuple[int, ...]] = {**vectors, **matrices}
     for name in sorted(shapes.keys() ^ tensors.keys()):
         raise LoadError(f"tensor {name} is {'missing' if name in shapes else 'unknown'}")
-    stored: dict[str, npt.NDArray[np.generic]] = {"vocab_map": vocab_map}
+    stored: dict[str, npt.NDArray[np.generic]] = {**maps}
     for name, shape in shapes.items():
         values = np.ascontiguousarray(tensors[name], dtype=np.float32)
         if values.shape != shape:
@@ -100,9 +101,9 @@ def save_tensors(
 
 
 def load_tensors(
-    path: Path, vectors: Vectors, matrices: Matrices, bits: int | None
-) -> tuple[dict[str, Tensor], I32]:
-    """Read a checkpoint's tensors and its vocabulary map.
+    path: Path, vectors: Vectors, matrices: Matrices, maps: Iterable[str], bits: int | None
+) -> tuple[dict[str, Tensor], dict[str, I32]]:
+    """Read a checkpoint's tensors, and apart from them those of integers, which `maps` names.
 
     Raises:
         LoadError: the file is missing, damaged, or a tensor is missing, unknown, of another shape
@@ -120,15 +121,17 @@ def load_tensors(
             )
         else:
             tensors[name] = _join(stored, name, n, k, bits)
-    vocab_map = stored.pop("vocab_map", None)
-    if vocab_map is None:
-        raise LoadError("tensor vocab_map is missing")
+    numbers = {}
+    for name in maps:
+        if name not in stored:
+            raise LoadError(f"tensor {name} is missing")
+        numbers[name] = stored.pop(name)[1]
     for name in sorted(stored):
         raise LoadError(f"tensor {name} is unexpected")
     for name, tensor in tensors.items():
         if not is_finite(tensor):
             raise LoadError(f"tensor {name} holds an infinity or NaN")
-    return tensors, vocab_map[1]  # type: ignore[return-value] # its reader checks the dtype
+    return tensors, numbers  # type: ignore[return-value] # their reader checks the dtype
 
 
 def _read(path: Path) -> Stored:

@@ -10,6 +10,17 @@
 #include <cmath>
 #include <limits>
 
+namespace {
+// The tiles of each cluster, if the tokens of all follow one another in as many whole tiles.
+int tiles_of_each(const Clusters& clusters, int tokens) {
+  const int each = tokens / clusters.count;
+  if (each * clusters.count != tokens || each % LANES) return 0;
+  for (int i = 0; i < tokens; ++i)
+    if ((*clusters.members)[size_t(i)] != i / each) return 0;
+  return each / LANES;
+}
+}  // namespace
+
 int Program::own_buffer(int width) {
   return add_buffer(Buffer::Kind::own, width, std::max(max_rows_, team_->size() * ALONE_ROWS));
 }
@@ -30,6 +41,8 @@ void Program::attend_before(int q, std::shared_ptr<KV> kv, int layer, int heads,
 
 void Program::pick(Source in, std::shared_ptr<Weight> weight, std::vector<int32_t> ids,
                    Clusters clusters, int out) {
+  if (clusters.scores >= 0) clusters.tiles = tiles_of_each(clusters, int(ids.size()));
+  if (weight->parts.size() != 1) clusters.tiles = 0;
   linear(in, std::move(weight), nullptr, -1, out);
   ids.resize((ids.size() + LANES - 1) / LANES * LANES);  // kernels read whole vectors
   ops_.back().kind = Op::Kind::pick;
@@ -59,53 +72,100 @@ KVView Program::view(const Op& op) const {
   return view;
 }
 
+// Find each row's best clusters, which every member does for itself: the largest scores, the first of
+// equals before the others. A NaN is as good as the lowest score.
+void Program::find_best_clusters(const Op& op, int member) {
+  constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+  const int count = op.clusters.count;
+  Member& own = members_[size_t(member)];
+  own.is_best.assign(size_t(rows_.rows) * size_t(count), 0);
+  own.scores.resize(size_t(count));
+  for (int r = 0; r < rows_.rows; ++r) {
+    const float* const from = at(op.clusters.scores, r, member);
+    std::copy(from, from + count, own.scores.begin());
+    uint8_t* const is_best = own.is_best.data() + size_t(r) * size_t(count);
+    int found = 0;
+    for (; found < op.clusters.top; ++found) {
+      const int best = kernels_->argmax(own.scores.data(), 0, count);
+      if (!(own.scores[size_t(best)] > LOWEST)) break;
+      own.scores[size_t(best)] = LOWEST;
+      is_best[best] = 1;
+    }
+    for (int i = 0; found < op.clusters.top; ++i)  // all that is left is as low as can be
+      if (!is_best[i]) is_best[i] = 1, ++found;
+  }
+}
+
 // Put the logits [n0, n1) of tokens out of the race whose clusters are not among the row's best.
 void Program::leave_best_clusters(const Op& op, int member, int row, int n0, int n1) const {
-  const Clusters& clusters = op.clusters;
-  const float* scores = at(clusters.scores, row, member);
-  const int num = clusters.count;
-  thread_local std::vector<int32_t> order;
-  thread_local std::vector<uint8_t> chosen;
-  order.resize(size_t(num));
-  for (int i = 0; i < num; ++i) order[size_t(i)] = i;
-  // A NaN is as good as the lowest score: the order stays a strict one.
-  const auto score = [&](int i) {
-    return std::isnan(scores[i]) ? -std::numeric_limits<float>::infinity() : scores[i];
-  };
-  const auto better = [&](int a, int b) {
-    return score(a) > score(b) || (score(a) == score(b) && a < b);
-  };
-  std::nth_element(order.begin(), order.begin() + (clusters.top - 1), order.end(), better);
-  chosen.assign(size_t(num), 0);
-  for (int i = 0; i < clusters.top; ++i) chosen[size_t(order[size_t(i)])] = 1;
+  const uint8_t* const is_best =
+      members_[size_t(member)].is_best.data() + size_t(row) * size_t(op.clusters.count);
   float* logits = at(op.out, row, member);
-  const int32_t* members = clusters.members->data();
+  const int32_t* members = op.clusters.members->data();
   for (int n = n0; n < n1; ++n)
-    if (!chosen[size_t(members[n])]) logits[n] = -std::numeric_limits<float>::infinity();
+    if (!is_best[members[n]]) logits[n] = -std::numeric_limits<float>::infinity();
+}
+
+// Share out the tiles of the clusters that any row looks into.
+void Program::take_tiles(const Op& op, int member) {
+  Member& own = members_[size_t(member)];
+  const int count = op.clusters.count, tiles = op.clusters.tiles;
+  own.wanted.clear();
+  for (int c = 0; c < count; ++c) {
+    bool is_wanted = false;
+    for (int r = 0; r < rows_.rows; ++r)
+      is_wanted |= own.is_best[size_t(r) * size_t(count) + size_t(c)] != 0;
+    if (is_wanted) own.wanted.push_back(c);
+  }
+  own.ranges.clear();
+  const Range units = mine(member, int(own.wanted.size()) * tiles);
+  for (int unit = units.begin; unit < units.end;) {
+    const int within = unit % tiles, taken = std::min(tiles - within, units.end - unit);
+    const int begin = own.wanted[size_t(unit / tiles)] * tiles + within;
+    own.ranges.push_back({begin, begin + taken});
+    unit += taken;
+  }
+}
+
+// The best of a row's tokens [n0, n1).
+Program::Best Program::best_of(const Op& op, int member, int row, int n0, int n1) const {
+  const float* logits = at(op.out, row, member);
+  Best best{-std::numeric_limits<float>::infinity(), -1};
+  if (drafting_.temperatures[row] > 0) {
+    const NoiseKey key{drafting_.seeds[row], uint32_t(rows_.positions[row] + 2 + op.step),
+                       drafting_.choices[row], 0};
+    best.index = sampling_->race_ids(logits, op.ids->data(), n0, n1, drafting_.temperatures[row],
+                                     key, best.value);
+  } else {
+    best.index = kernels_->argmax(logits, n0, n1);
+    best.value = logits[best.index];
+  }
+  return best;
 }
 
 // Logits, the best of each member's own columns, and of those the best, which every member finds for
 // itself. The first of equals wins.
 void Program::run_pick(const Op& op, int member) {
-  run_matmul(op, member);
-  const Range tiles = mine(member, op.weight->tiles);
-  const int n0 = tiles.begin * LANES, n1 = std::min(tiles.end * LANES, op.weight->n);
+  const bool clustered = op.clusters.scores >= 0, apart = op.clusters.tiles > 0;
+  Member& own = members_[size_t(member)];
+  if (clustered) find_best_clusters(op, member);
+  if (apart) {
+    take_tiles(op, member);
+  } else {
+    own.ranges.assign(1, mine(member, op.weight->tiles));
+  }
+  run_matmul(op, member, apart ? &own.ranges : nullptr);
   const int32_t* ids = op.ids->data();
   constexpr float LOWEST = -std::numeric_limits<float>::infinity();
   for (int r = 0; r < rows_.rows; ++r) {
-    const float* logits = at(op.out, r, member);
     Best& best = best_[size_t(member) * size_t(rows_.rows) + size_t(r)];
     best = {LOWEST, -1};
-    if (n0 >= n1) continue;
-    if (op.clusters.scores >= 0) leave_best_clusters(op, member, r, n0, n1);
-    if (drafting_.temperatures[r] > 0) {
-      const NoiseKey key{drafting_.seeds[r], uint32_t(rows_.positions[r] + 2 + op.step),
-                         drafting_.choices[r], 0};
-      best.index = sampling_->race_ids(logits, ids, n0, n1, drafting_.temperatures[r], key,
-                                       best.value);
-    } else {
-      best.index = kernels_->argmax(logits, n0, n1);
-      best.value = logits[best.index];
+    for (const Range& tiles : own.ranges) {
+      const int n0 = tiles.begin * LANES, n1 = std::min(tiles.end * LANES, op.weight->n);
+      if (n0 >= n1) continue;
+      if (clustered) leave_best_clusters(op, member, r, n0, n1);
+      const Best found = best_of(op, member, r, n0, n1);
+      if (best.index < 0 || (found.index >= 0 && found.value > best.value)) best = found;
     }
   }
   team_->barrier();

@@ -226,7 +226,7 @@ void Program::prepare_row(const Source& in, const Weight& weight, int row, int s
     kernels_->quantize(x, row, rows, share_, weight.k / GROUP, group0, group1, acts);
 }
 
-void Program::run_matmul(const Op& op, int member) {
+void Program::run_matmul(const Op& op, int member, const std::vector<Range>* only) {
   const Weight& weight = *op.weight;
   const bool last = op.kind == Op::Kind::logits;
   const int rows = last ? num_logits_ : rows_.rows;
@@ -271,8 +271,11 @@ void Program::run_matmul(const Op& op, int member) {
   Fetch& fetch = fetch_for(op, member);
   int first = 0, column = 0;
   for (const Matrix& part : weight.parts) {
-    const auto [begin, end] = share_of(op, part, first, member);
-    if (begin < end) {
+    const Range own = share_of(op, part, first, member);
+    const Range* const ranges = only ? only->data() : &own;
+    const size_t num = only ? only->size() : own.begin < own.end;
+    for (size_t i = 0; i < num; ++i) {
+      const auto [begin, end] = ranges[i];
       const Output its = to.at(0, column);
       if (part.quantized())
         kernels_->matmul_quantized(part, acts, rows, share_, begin, end, its, fetch);

@@ -28,6 +28,7 @@ struct Clusters {
   std::shared_ptr<const std::vector<int32_t>> members = nullptr;  // a token's cluster
   int count = 0;  // of clusters; a buffer's row is wider
   int top = 0;
+  int tiles = 0;  // of each cluster where all follow one another in as many whole ones, else 0
 };
 
 struct Op {
@@ -111,6 +112,10 @@ class Program {
   struct Range {
     int begin, end;
   };
+  struct Best {
+    float value;
+    int32_t index;
+  };
   struct RowTile {  // rows of one sequence, none of them padding
     int row0, num, splits;
     int lowest, highest;  // positions
@@ -122,16 +127,18 @@ class Program {
     std::vector<int32_t> pages;  // that its attentions read, in order
     Fetch fetch;
     std::vector<int32_t> tokens;  // of a draft's rows, in this step
+    // Of a pick among clusters: whether row r's best are with it, at r * count + cluster; those that
+    // any row's are; the tiles of those that this member computes; and scratch.
+    std::vector<uint8_t> is_best;
+    std::vector<int32_t> wanted;
+    std::vector<Range> ranges;
+    std::vector<float> scores;
   };
   struct Buffer {
     enum class Kind { shared, own, borrowed } kind;
     int width;
     Memory memory;
     float* data;
-  };
-  struct Best {
-    float value;
-    int32_t index;
   };
   Op& add(Op::Kind kind, Source in, int out);
   void run_team();
@@ -146,7 +153,8 @@ class Program {
   void plan_fetch(int member);
   Fetch& fetch_for(const Op&, int member);
   void run_embed(const Op&, int member);
-  void run_matmul(const Op&, int member);
+  // Of a product in one part, `only` says which tiles the member computes.
+  void run_matmul(const Op&, int member, const std::vector<Range>* only = nullptr);
   void run_norm_add(const Op&, int member);
   void run_rope_append(const Op&, int member);
   void run_rope(const Op&, int member);
@@ -171,7 +179,10 @@ class Program {
   Act* activations() const;
   void activate(const Op&, int member);
   void run_pick(const Op&, int member);
+  void find_best_clusters(const Op&, int member);
   void leave_best_clusters(const Op&, int member, int row, int n0, int n1) const;
+  void take_tiles(const Op&, int member);
+  Best best_of(const Op&, int member, int row, int n0, int n1) const;
 
   const Kernels* kernels_;
   const SamplingKernels* sampling_;
