@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from slipstream.policy.base import Decision, RoundOutcome, RoundView, StepOutcome, StepView
 from slipstream.policy.choose import MeasuredPolicy
-from slipstream.policy.ledger import CAPACITY_STEPS, RHO
+from slipstream.policy.ledger import CAPACITY_STEPS, RHO, SAVED_STEPS
 
 STYLES = (
     "greedy",
@@ -219,18 +219,24 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
 def slack(played: list[Played]) -> tuple[float, float]:
     """Return the smallest (bound - D) over all windows, and the largest D - C, in capacities.
 
-    delta, A and the overshoot are the largest of the whole case.
+    delta, A and the overshoot are the largest of the whole case. A window that begins with the run has
+    no savings behind it: it is held to the bound without them.
     """
     delta = max(0.0, *(step.delta for step in played))
     capacity_s = max(step.capacity_s for step in played)
     allowance_s = capacity_s + max(step.overshoot_s for step in played)
+    saved_s = SAVED_STEPS / CAPACITY_STEPS * capacity_s
     factor = (1.0 + RHO) * (1.0 + delta)
-    worst = lost = run = run_lost = 0.0  # largest sum over a window, by Kadane's scan
+    # Largest sums over a window, by Kadane's scan, and over one from the start.
+    worst = lost = run = run_lost = whole = whole_worst = 0.0
     for step in played:
-        run = max(0.0, run) + step.taken_s - factor * step.classic_s - step.forgiven_s
+        over_s = step.taken_s - factor * step.classic_s - step.forgiven_s
+        run, whole = max(0.0, run) + over_s, whole + over_s
         run_lost = max(0.0, run_lost) + step.taken_s - step.classic_s
         worst, lost = max(worst, run), max(lost, run_lost)
-    return (allowance_s - worst) / capacity_s, lost / capacity_s
+        whole_worst = max(whole_worst, whole)
+    margin_s = min(allowance_s - whole_worst, allowance_s + saved_s - worst)
+    return margin_s / capacity_s, lost / capacity_s
 
 
 def judged(case: int, seed: int) -> tuple[str, float, float, float, bool]:

@@ -13,6 +13,7 @@ from slipstream.policy.ledger import (
     CAPACITY_STEPS,
     MOST_FORGIVEN,
     RHO,
+    SAVED_STEPS,
     Ledger,
     held_up_s,
 )
@@ -41,7 +42,7 @@ def test_bound_holds_over_every_window(moves: list[tuple[float, float, float, in
         starts = ledger.may_start(worst_s=worst_s, anchors_s=classic_s, classic_s=classic_s)
         if starts:
             round_s = cost * classic_s
-            ledger.charge(round_s=round_s, value_s=emitted * classic_s)
+            ledger.charge(round_s=round_s, value_s=emitted * classic_s, classic_s=classic_s)
             played.append((round_s, emitted * classic_s, classic_s, max(0.0, round_s - worst_s)))
         else:
             ledger.leak(value_s=classic_s)
@@ -52,8 +53,10 @@ def test_bound_holds_over_every_window(moves: list[tuple[float, float, float, in
             taken += played[last][0]
             plain += played[last][1]
             window = played[: last + 1]  # debt may come from before the window, not its capacity
-            allowance = CAPACITY_STEPS * max(step[2] for step in window)
-            allowance += max(step[3] for step in window)
+            largest = max(step[2] for step in window)
+            allowance = CAPACITY_STEPS * largest + max(step[3] for step in window)
+            if first:  # savings may come from before the window as well
+                allowance += SAVED_STEPS * largest
             assert taken <= (1.0 + RHO) * plain + allowance + 1e-9
 
 
@@ -71,13 +74,53 @@ def test_policy_keeps_the_bound_in_generated_cases(seed: int, style: str) -> Non
     assert margin >= -1e-9
 
 
-def test_gains_are_not_banked() -> None:
+def charge(ledger: Ledger, round_s: float, value_s: float = 1.0, held_s: float = 0.0) -> None:
+    """Account for a round that drafted where a classic step takes a second."""
+    ledger.charge(round_s=round_s, value_s=value_s, classic_s=1.0, held_s=held_s)
+
+
+def test_gains_are_saved_up_to_a_few_steps() -> None:
     ledger = Ledger()
     for _ in range(1000):
-        ledger.charge(round_s=1.0, value_s=4.0)
-    assert ledger.debt_s == 0.0
-    ledger.charge(round_s=5.0, value_s=1.0)
+        charge(ledger, 1.0, 4.0)
+    assert (ledger.debt_s, ledger.saved_s) == (0.0, SAVED_STEPS)
+    charge(ledger, SAVED_STEPS + 5.0)
+    assert ledger.saved_s == 0.0
     assert ledger.debt_s == pytest.approx(4.0 - RHO)
+
+
+def test_after_a_hiccup_drafting_that_gains_goes_on_and_pays_for_it() -> None:
+    """Twelve steps lost at once are more than the capacity: nothing would draft for long."""
+    fresh, proven = Ledger(), Ledger()
+    for _ in range(20):
+        charge(proven, 2.0, 4.0)
+    for ledger in (fresh, proven):
+        charge(ledger, 13.0)
+    start = {"worst_s": 3.0, "anchors_s": 1.0, "classic_s": 1.0}
+    assert not fresh.may_start(**start)
+    assert proven.may_start(**start)
+    assert proven.debt_s == 0.0
+
+
+def test_what_leaks_away_is_never_saved() -> None:
+    """Neither classic steps nor rounds that just break even put anything by."""
+    ledger = Ledger()
+    for _ in range(1000):
+        ledger.leak(value_s=1.0)
+        charge(ledger, 4.0, 4.0)
+    assert ledger.saved_s == 0.0
+    charge(ledger, 1.0, 2.0)
+    assert ledger.saved_s == pytest.approx(1.0)
+
+
+def test_gains_pay_what_is_owed_before_anything_is_saved() -> None:
+    ledger = Ledger(debt_s=5.0)
+    charge(ledger, 1.0, 4.0)
+    assert ledger.saved_s == 0.0
+    assert ledger.debt_s == pytest.approx(2.0 - 4.0 * RHO)
+    charge(ledger, 1.0, 4.0)
+    assert ledger.debt_s == 0.0
+    assert 0.0 < ledger.saved_s <= 1.0 + 8.0 * RHO
 
 
 def test_debt_leaks_with_every_round() -> None:
@@ -101,7 +144,7 @@ def classic(ledger: Ledger, round_s: float) -> None:
 def test_hiccups_of_the_machine_are_forgiven_as_classic_steps_show_them() -> None:
     """A round was held up for 12 steps; then so is a classic step, as likely in as much time."""
     ledger = Ledger()
-    ledger.charge(round_s=13.0, value_s=1.0)
+    charge(ledger, 13.0)
     owed = ledger.debt_s
     for _ in range(10):
         ledger.leak(value_s=1.0)
@@ -117,7 +160,7 @@ def test_hiccups_of_the_machine_are_forgiven_as_classic_steps_show_them() -> Non
 def test_nothing_is_forgiven_for_slow_rounds_while_classic_steps_run_smoothly() -> None:
     ledger = Ledger()
     for _ in range(5):
-        ledger.charge(round_s=20.0, value_s=1.0)
+        charge(ledger, 20.0)
         for _ in range(50):
             ledger.leak(value_s=1.0)
             classic(ledger, 1.2)
@@ -145,7 +188,7 @@ def test_what_the_machine_lost_while_nothing_was_owed_pays_for_a_later_hiccup() 
     ledger = Ledger()
     ledger.forgive(round_s=10.0, held_s=5.0, value_s=1.0)
     assert (ledger.debt_s, ledger.forgiven_s) == (0.0, 0.0)
-    ledger.charge(round_s=6.0, value_s=1.0, held_s=4.0)
+    charge(ledger, 6.0, held_s=4.0)
     assert ledger.debt_s == pytest.approx(5.0 - RHO - 4.0)
     assert ledger.forgiven_s == 4.0
 
@@ -153,7 +196,7 @@ def test_what_the_machine_lost_while_nothing_was_owed_pays_for_a_later_hiccup() 
 def test_what_drafting_loses_by_itself_is_never_paid_from_there() -> None:
     ledger = Ledger()
     ledger.forgive(round_s=10.0, held_s=5.0, value_s=1.0)
-    ledger.charge(round_s=3.0, value_s=1.0)
+    charge(ledger, 3.0)
     assert ledger.debt_s == pytest.approx(2.0 - RHO)
     assert ledger.forgiven_s == 0.0
 
@@ -162,5 +205,5 @@ def test_no_more_is_kept_than_a_few_hiccups() -> None:
     ledger = Ledger()
     for _ in range(1000):
         ledger.forgive(round_s=10.0, held_s=9.0, value_s=1.0)
-    ledger.charge(round_s=101.0, value_s=1.0, held_s=100.0)
+    charge(ledger, 101.0, held_s=100.0)
     assert ledger.forgiven_s == BANKED_STEPS

@@ -78,7 +78,9 @@ class Accounts:
         if drafted:
             self._drafted = True
             held_s = 0.0 if expected_s is None else held_up_s(outcome.round_s, expected_s)
-            self._ledger.charge(round_s=outcome.round_s, value_s=value_s, held_s=held_s)
+            self._ledger.charge(
+                round_s=outcome.round_s, value_s=value_s, classic_s=classic_s, held_s=held_s
+            )
             took_s = 0.0
         else:
             # A classic step is worth what it took, however wrong the estimate is.
@@ -94,7 +96,9 @@ class Accounts:
             budget = requests[part.request].neighbour
             if drafted:
                 worth_s = shared_s + classic_s * part.emitted
-                budget.charge(round_s=outcome.round_s, value_s=worth_s, held_s=held_s)
+                budget.charge(
+                    round_s=outcome.round_s, value_s=worth_s, classic_s=classic_s, held_s=held_s
+                )
             else:
                 budget.leak(value_s=classic_s)
                 budget.forgive(round_s=took_s, held_s=held_s, value_s=base_s)

@@ -1,9 +1,10 @@
 """A loss budget: what drafting may cost over any stretch of time, whatever happens.
 
 A leaky bucket of debt in seconds. A round that drafts adds what it took beyond the classic value
-of what it emitted; every round leaks a small share of what it emitted; debt never goes below zero,
-so gains are not banked and a good morning cannot pay for a bad afternoon. A round may draft only
-if its worst case still fits. docs/policy.md states the bound that follows and proves it.
+of what it emitted; every round leaks a small share of what it emitted. What drafting gained pays for
+debt, and a few classic steps of it are saved: what was gained may be risked again, no more, so a good
+morning cannot pay for a bad afternoon. A round may draft only if its worst case still fits.
+docs/policy.md states the bound that follows and proves it.
 
 It knows nothing of estimates: it is told raw seconds, and holds whatever the estimates are worth.
 """
@@ -20,6 +21,10 @@ RHO = 0.007
 # Capacity in classic steps: enough for the verify of sixteen rows that costs half of what sixteen
 # steps cost, and lost at once it is 1 % of 800 tokens.
 CAPACITY_STEPS = 8.0
+# Gains that are kept, in classic steps. A hiccup of 30 ms, a dozen steps of a small model, is more than
+# the capacity, and without savings ends drafting for hundreds of steps that would have gained; with
+# them the next dozen rounds win it back.
+SAVED_STEPS = 32.0
 # The same share for one request among others: what neighbours' drafts may cost it.
 RHO_NEIGHBOUR = 0.05
 # What a classic step takes beyond this many times its worth is held against the machine: it is what
@@ -42,7 +47,9 @@ class Ledger:
     Attributes:
         rho: share of emitted value that leaks away with every round.
         capacity_steps: A, in classic steps.
+        saved_steps: S, the most that is kept of gains, in classic steps.
         debt_s: seconds lost and not yet leaked; kept with the pairing's profile.
+        saved_s: seconds gained and kept; nothing is owed then.
         net_s: seconds lost beyond classic decoding since it was made, gains taken off: what a
             report shows, and nothing is decided by.
         value_s: classic value of everything that was emitted in that time.
@@ -53,7 +60,9 @@ class Ledger:
 
     rho: float = RHO
     capacity_steps: float = CAPACITY_STEPS
+    saved_steps: float = SAVED_STEPS
     debt_s: float = 0.0
+    saved_s: float = 0.0
     net_s: float = 0.0
     value_s: float = 0.0
     forgiven_s: float = 0.0
@@ -69,18 +78,25 @@ class Ledger:
             anchors_s: classic value of the one token that each of its sequences gains at least.
             classic_s: a classic step, the unit of the capacity.
         """
-        return self.debt_s + (worst_s - anchors_s) <= self.capacity_steps * classic_s
+        allowed_s = self.capacity_steps * classic_s + self.saved_s
+        return self.debt_s + (worst_s - anchors_s) <= allowed_s
 
-    def charge(self, *, round_s: float, value_s: float, held_s: float = 0.0) -> None:
+    def charge(
+        self, *, round_s: float, value_s: float, classic_s: float, held_s: float = 0.0
+    ) -> None:
         """Account for a round that drafted.
 
         Args:
             round_s: raw seconds that it took, hiccups included.
             value_s: classic value of all that it emitted.
+            classic_s: a classic step, the unit of what is saved.
             held_s: how long it was held up, beyond what it was expected to take.
         """
         self.drafting_s += round_s
-        self._add(round_s - value_s, value_s)
+        surplus_s = -self._add(round_s - value_s, value_s)
+        gained_s = min(surplus_s, value_s - round_s)  # what leaks away is no gain
+        if gained_s > 0.0:
+            self.saved_s = min(self.saved_s + gained_s, self.saved_steps * classic_s)
         if held_s > 0.0 and self.banked_s > 0.0:
             taken_s = min(self.debt_s, self.banked_s, held_s)
             self.banked_s -= taken_s
@@ -126,12 +142,20 @@ class Ledger:
 
     def room_s(self, classic_s: float, share: float) -> float:
         """Return the seconds that may be lost before so much of the capacity is owed."""
-        return share * self.capacity_steps * classic_s - self.debt_s
+        return share * self.capacity_steps * classic_s + self.saved_s - self.debt_s
 
-    def _add(self, lost_s: float, value_s: float) -> None:
-        self.debt_s = max(0.0, self.debt_s + lost_s - self.rho * value_s)
+    def _add(self, lost_s: float, value_s: float) -> float:
+        """Take a loss from what is saved, the rest as debt; return the debt, below 0 a surplus."""
         self.net_s += lost_s
         self.value_s += value_s
+        change_s = lost_s - self.rho * value_s
+        if change_s > 0.0:
+            paid_s = min(self.saved_s, change_s)
+            self.saved_s -= paid_s
+            change_s -= paid_s
+        owed_s = self.debt_s + change_s
+        self.debt_s = max(0.0, owed_s)
+        return owed_s
 
     def share_of(self, classic_s: float) -> float:
         """Return the debt as a share of the capacity; above 1 after an overshoot."""

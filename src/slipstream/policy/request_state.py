@@ -28,7 +28,7 @@ class RequestState:
     """
 
     acceptance: Acceptances
-    neighbour: Ledger = field(default_factory=lambda: Ledger(rho=RHO_NEIGHBOUR))
+    neighbour: Ledger = field(default_factory=lambda: Ledger(rho=RHO_NEIGHBOUR, saved_steps=0.0))
     k: int = 0
     changed_at: int = 0
     shadowed_at: int = -(1 << 30)

@@ -207,6 +207,7 @@ def _budget(policy: MeasuredPolicy, states: Sequence[RequestState]) -> dict[str,
     classic_s = policy.cost.classic.time_s(len(states), kv)
     return {
         "debt_ms": _ms(ledger.debt_s),
+        "saved_ms": _ms(ledger.saved_s),
         "capacity_ms": None if classic_s is None else _ms(ledger.capacity_steps * classic_s),
         "capacity_steps": ledger.capacity_steps,
         "capacity_batch": len(states),
