@@ -245,8 +245,13 @@ def test_reading_takes_longer_on_a_machine_that_became_slower() -> None:
     assert policy.cost.drafting.catch_up_s(10) == pytest.approx(1.8 * 0.0004)
 
 
-def test_what_loses_is_learned_from_soon() -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_loses_is_learned_from_soon(saved: bool) -> None:
+    """A loss that savings pay for is one as well."""
     policy = ready()
+    if saved:
+        policy.ledger.saved_s = 30 * STEP_S
+        policy.learn()
     samples, lost_s = policy.cost.verify.samples(8), 0.0
     while policy.cost.verify.samples(8) == samples:
         lost_s += round_s(7) - STEP_S

@@ -87,7 +87,7 @@ class MeasuredPolicy:
         # Steps that were charged and not learned from: each one's number, what it did, and whether
         # the one before it was observed in full.
         self._unlearned: list[tuple[int, StepOutcome, bool]] = []
-        self._learned_owing_s = 0.0  # what was owed then
+        self._learned_owing_s = 0.0  # the balance then
         self._slow_rounds = 0
 
     def choose(self, view: RoundView) -> Decision:
@@ -173,7 +173,7 @@ class MeasuredPolicy:
             or not waits
             or terms is None
             or len(self._unlearned) >= LEARN_EVERY
-            or self.ledger.debt_s - self._learned_owing_s > LEARN_LOSS * terms.classic_s
+            or self.ledger.balance_s - self._learned_owing_s > LEARN_LOSS * terms.classic_s
         ):
             self.learn()
             if is_slow and self.cost.doubt_classic(outcome, now):
@@ -196,7 +196,7 @@ class MeasuredPolicy:
     def learn(self) -> None:
         """Learn from what was observed and not learned from; `observe_step` does so in time."""
         self._terms = None
-        self._learned_owing_s = self.ledger.debt_s
+        self._learned_owing_s = self.ledger.balance_s
         for now, outcome, observed_before in self._unlearned:
             self.cost.observe(outcome, now, observed_before=observed_before)
             for part in outcome.rounds:
@@ -301,7 +301,11 @@ class MeasuredPolicy:
         self.ledger.debt_s = float(state["debt_s"])
 
     def forget_costs(self) -> None:
-        """Let go of all times, as when the machine is found to be another; not of the debt."""
+        """Let go of all times, as when the machine is found to be another; not of the debt.
+
+        Savings go too: they are seconds of the other machine, and many steps of a faster one.
+        """
+        self.ledger.saved_s = 0.0
         self.cost = RoundCost(
             self.cost.verify.edges,
             bandwidth_bound=self.cost.bandwidth_bound,

@@ -202,7 +202,8 @@ class Explorer:
     def _left_s(self, plan: Plan, k: int, behind: int) -> float:
         """Return what may be owed at most where a shadow is drafted; below 0 it never is."""
         worst_s = self._cost.drafting.worst_s([k], plan.token_s, behind)
-        return 0.5 * self._ledger.capacity_steps * plan.classic_s - worst_s
+        ledger = self._ledger
+        return 0.5 * ledger.capacity_steps * plan.classic_s + ledger.saved_s - worst_s
 
     def could_pay(self, plan: Plan, limit: int, kv_tokens: int) -> bool:
         """Tell whether some width would pay if every draft of it were accepted."""

@@ -1,9 +1,9 @@
 """A loss budget: what drafting may cost over any stretch of time, whatever happens.
 
 A leaky bucket of debt in seconds. A round that drafts adds what it took beyond the classic value
-of what it emitted; every round leaks a small share of what it emitted. What drafting gained pays for
-debt, and a few classic steps of it are saved: what was gained may be risked again, no more, so a good
-morning cannot pay for a bad afternoon. A round may draft only if its worst case still fits.
+of what it emitted; every round leaks a small share of what it emitted. What drafting gained pays
+for debt, and a few classic steps of it are saved: what was gained may be risked again, no more, so
+a good morning cannot pay for a bad afternoon. A round may draft only if its worst case still fits.
 docs/policy.md states the bound that follows and proves it.
 
 It knows nothing of estimates: it is told raw seconds, and holds whatever the estimates are worth.
@@ -21,9 +21,9 @@ RHO = 0.007
 # Capacity in classic steps: enough for the verify of sixteen rows that costs half of what sixteen
 # steps cost, and lost at once it is 1 % of 800 tokens.
 CAPACITY_STEPS = 8.0
-# Gains that are kept, in classic steps. A hiccup of 30 ms, a dozen steps of a small model, is more than
-# the capacity, and without savings ends drafting for hundreds of steps that would have gained; with
-# them the next dozen rounds win it back.
+# Gains that are kept, in classic steps. A hiccup of 30 ms, a dozen steps of a small model, is more
+# than the capacity, and without savings ends drafting for hundreds of steps that would have gained;
+# with them the next dozen rounds win it back.
 SAVED_STEPS = 32.0
 # The same share for one request among others: what neighbours' drafts may cost it.
 RHO_NEIGHBOUR = 0.05
@@ -93,10 +93,12 @@ class Ledger:
             held_s: how long it was held up, beyond what it was expected to take.
         """
         self.drafting_s += round_s
-        surplus_s = -self._add(round_s - value_s, value_s)
-        gained_s = min(surplus_s, value_s - round_s)  # what leaks away is no gain
+        lost_s = round_s - value_s
+        surplus_s = -self._add(lost_s, value_s)
+        gained_s = min(surplus_s, -lost_s)  # what leaks away is no gain
         if gained_s > 0.0:
             self.saved_s = min(self.saved_s + gained_s, self.saved_steps * classic_s)
+        # What is saved pays first; it comes back with the next gains, what is banked does not.
         if held_s > 0.0 and self.banked_s > 0.0:
             taken_s = min(self.debt_s, self.banked_s, held_s)
             self.banked_s -= taken_s
@@ -136,9 +138,15 @@ class Ledger:
         self.forgiven_s += taken_s
         self.banked_s = min(self.banked_s + share * held_s - taken_s, BANKED_STEPS * value_s)
 
+    @property
+    def balance_s(self) -> float:
+        """What is owed, below 0 what is saved."""
+        return self.debt_s - self.saved_s
+
     def owed(self, classic_s: float) -> str:
-        """Return the debt beside the capacity in words, e.g. "12.3 of 21.6 ms"."""
-        return f"{1e3 * self.debt_s:.1f} of {1e3 * self.capacity_steps * classic_s:.1f} ms"
+        """Return the debt beside what may be owed in words, e.g. "12.3 of 21.6 ms"."""
+        allowed_s = self.capacity_steps * classic_s + self.saved_s
+        return f"{1e3 * self.debt_s:.1f} of {1e3 * allowed_s:.1f} ms"
 
     def room_s(self, classic_s: float, share: float) -> float:
         """Return the seconds that may be lost before so much of the capacity is owed."""
@@ -156,10 +164,6 @@ class Ledger:
         owed_s = self.debt_s + change_s
         self.debt_s = max(0.0, owed_s)
         return owed_s
-
-    def share_of(self, classic_s: float) -> float:
-        """Return the debt as a share of the capacity; above 1 after an overshoot."""
-        return self.debt_s / (self.capacity_steps * classic_s) if classic_s > 0 else 0.0
 
 
 def held_up_s(round_s: float, value_s: float) -> float:

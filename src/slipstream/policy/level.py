@@ -43,6 +43,7 @@ class Level:
         "changed_at",
         "deviation_s",
         "kv_tokens",
+        "moved",
         "seconds",
         "seen_at",
         "steady_s",
@@ -57,6 +58,7 @@ class Level:
         self.weight = 1.0
         self.seen_at = now
         self.changed_at = now  # when it last started anew
+        self.moved = 1.0  # by how much it then moved, where that was a change of the machine
         self.steady_s = seconds  # what it was before the strays, which move it a little
         self.strays: list[float] = []
 
@@ -70,15 +72,16 @@ class Level:
         self.seen_at = now
         expected = self.seconds + slope * (kv_tokens - self.kv_tokens)
         if self.weight == 1.0 and sample * DISCARD < expected:
-            self._restart(sample, kv_tokens)  # the first sample was the outlier
-            return 1.0
+            # The first sample was the outlier; or the machine has changed, and changes back.
+            back = sample / expected if self.moved != 1.0 else 1.0
+            self._restart(sample, kv_tokens)
+            return self._move(back, now)
         low, high = expected / CLAMP, expected * CLAMP
         if low <= sample <= high:
             self.strays.clear()
         elif self._is_change(sample, above=sample > high):
             self._restart(sorted(self.strays)[len(self.strays) // 2], kv_tokens)
-            self.changed_at = now
-            return self.seconds / self.steady_s if self.steady_s > 0.0 else 1.0
+            return self._move(self.seconds / self.steady_s if self.steady_s > 0.0 else 1.0, now)
         elif sample > DISCARD * expected:
             return 1.0
         counted = min(max(sample, low), high)
@@ -91,8 +94,11 @@ class Level:
         return 1.0
 
     def scale(self, ratio: float, since: int) -> None:
-        """Follow a change of the whole machine, unless it was noticed here since round `since`."""
-        if self.changed_at < since:
+        """Follow a change of the whole machine, unless it was noticed here since round `since`.
+
+        What was noticed the other way is another change, which this one ends.
+        """
+        if self.changed_at < since or (self.moved > 1.0) != (ratio > 1.0):
             self.seconds *= ratio
             self.deviation_s *= ratio
             self.strays.clear()
@@ -123,6 +129,11 @@ class Level:
             self.steady_s = self.seconds
         self.strays.append(sample)
         return len(self.strays) >= STRAYS
+
+    def _move(self, ratio: float, now: int) -> float:
+        """Note a change of the machine, and when."""
+        self.moved, self.changed_at = ratio, now
+        return ratio
 
     def _restart(self, seconds: float, kv_tokens: float) -> None:
         self.seconds = seconds

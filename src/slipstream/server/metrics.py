@@ -178,6 +178,11 @@ class _EngineCollector(Collector):
             "Debt beyond which no round may draft; 0 before a classic step was measured.",
             ledger.capacity_steps * rounds.classic_step_s,
         )
+        yield _gauge(
+            "spec_decode_saved_seconds",
+            "Gained by drafting and kept for a hiccup; nothing is owed then.",
+            ledger.saved_s,
+        )
 
     def _load(self) -> Iterator[Metric]:
         engine, stats, pages = self._engine, self._engine.stats, self._engine.pages

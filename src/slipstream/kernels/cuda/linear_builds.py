@@ -1,6 +1,6 @@
 """How `multirow` shares a matrix out among blocks, turns and warps: what fits, and what is best.
 
-Spans of K (packing.py) are worked on side by side in a block, by the blocks of a cluster, or in
+Spans of K (layout.py) are worked on side by side in a block, by the blocks of a cluster, or in
 turn. More rows in one read of the weights want more registers for inputs, so wider builds hold
 fewer spans at a time. Every build adds the same sums in the same order: the bytes are the same.
 """

@@ -2,12 +2,10 @@
 //
 // A draft step of one sequence is 17 small ops of a few microseconds, so with few rows a barrier costs
 // as much as an op. There members rather do the same small work each for itself (embedding, rotation,
-// folding of a short context), into copies of their own, and products that hand on only what the same
-// member goes on with need no barrier between them. None of it changes an operation or its order.
+// folding of a short context), into copies of their own. None of it changes an operation or its order.
 #include "program.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace {

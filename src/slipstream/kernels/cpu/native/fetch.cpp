@@ -72,7 +72,7 @@ Fetch& Program::fetch_for(const Op& op, int member) {
   if (kv.window && max_splits_ * SPLIT > kv.window) return fetch;  // the pages listed are not its own
   const uint8_t* const layer = reinterpret_cast<const uint8_t*>(kv.k);
   if (fetch.layer != layer)
-    fetch = {false, own.pages.data(), int(own.pages.size()), layer, kv.page_stride * sizeof(uint16_t),
+    fetch = {fetch.cached, own.pages.data(), int(own.pages.size()), layer, kv.page_stride * sizeof(uint16_t),
              2 * reader.kv->plane(reader.layer) * sizeof(uint16_t)};
   const size_t lines = size_t(fetch.num_pages - fetch.page) * fetch.part / 64;
   const size_t blocks = size_t(op.blocks_left / team_->active()) + 1;

@@ -139,9 +139,9 @@ struct Kernels {
   void (*rotate)(const Attention&, const HeadNorms&, int position, const float* x, float* out);
   // Attention of `num` rows of one sequence from row0, with one KV head, over one split. Per row
   // and query head of the group a partial of 16 + head_dim floats: maximum, sum, 14 unused,
-  // unnormalised outputs. Rows that see nothing of the split leave their partial alone. Splits, then
-  // heads, then the rows from next_row (-1 for none) are what the caller takes next; their keys are
-  // asked for meanwhile.
+  // unnormalised outputs. Rows that see nothing of the split leave their partial alone. The keys
+  // of what most likely comes next are asked for meanwhile: of the next split, else the next head, else
+  // the rows from next_row (-1 for none).
   void (*attend)(const KVView&, const RowsView&, int row0, int num, int next_row, int kv_head,
                  int split, const float* q, int ldq, float* partials);
   // running = running + partial, rescaled to the larger maximum; `count` heads, `stride` floats

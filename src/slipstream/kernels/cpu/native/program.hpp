@@ -45,16 +45,18 @@ struct Op {
   int width = 0;        // columns of norm_add
   int attention = -1;   // of a product: which op is the next attention
   int blocks_left = 0;  // of a tile and a group of weights, from here to there
+  // A product that is activated behind it, or reads what was; see joining.cpp.
+  bool activates = false, activated = false;
+  Activation activation = Activation::silu;  // that it `activates`
   // Of drafts: query heads where they are not the target's, ids of what is picked, the draft step
-  // that it belongs to; and what draft.cpp joins.
+  // that it belongs to, and whether no barrier follows.
   int heads = 0;
   int window = -1;      // of an attention where it is not the layer's
   bool advance = true;  // of a rotation: by the draft step, else every step alike
   std::shared_ptr<const std::vector<int32_t>> ids = nullptr;
   Clusters clusters{};  // of a pick
   int step = 0;
-  bool joined = false, activates = false, activated = false;
-  Activation activation = Activation::silu;  // that it `activates`
+  bool joined = false;
 };
 
 // What a draft goes by besides the rows of the target's view, whose positions are those of the last

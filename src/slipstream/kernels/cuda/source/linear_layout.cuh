@@ -1,4 +1,4 @@
-// How a packed matrix lies in memory; `packing.py` writes it and explains it.
+// How a packed matrix lies in memory; `layout.py` writes it and explains it.
 //
 // Macros: KIND (codes of 4, 5, 6 and 8 bits, 16 bfloat16, 17 float16, 32 float32), GROUP, ZERO,
 // HAS_BIAS and SCALE (16 bfloat16, 17 float16, 2 two levels) of codes, CHUNKS (of 64 columns in a warp's slice), WARPS (slices in a span), SPLITS (spans along K),

@@ -1,4 +1,4 @@
-// y = x W^T for 9 to 32 rows on sm_90a: `multirow` by warpgroups, which multiply with wgmma.
+// y = x W^T for up to 32 rows on sm_90a: `multirow` by warpgroups, which multiply with wgmma.
 //
 // A block makes 64 outputs at a time, a tile for each warp of a *team* of four. Weights come through
 // registers as the A operand, unpacked as everywhere; inputs lie in shared memory as the B operand,
