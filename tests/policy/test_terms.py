@@ -252,6 +252,7 @@ def test_what_loses_is_learned_from_soon(saved: bool) -> None:
     if saved:
         policy.ledger.saved_s = 30 * STEP_S
         policy.learn()
+        policy.observe(drafted(5, 5))
     samples, lost_s = policy.cost.verify.samples(8), 0.0
     while policy.cost.verify.samples(8) == samples:
         lost_s += round_s(7) - STEP_S

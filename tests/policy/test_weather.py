@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import pytest
+
 from slipstream.policy.base import RoundOutcome, RoundView, StepOutcome, StepView
 from slipstream.policy.choose import MeasuredPolicy
 
@@ -100,3 +102,64 @@ def test_hiccups_of_drafting_alone_are_never_forgiven() -> None:
     for seed in range(4):
         _, forgiven = speedup(seed, Weather(20.0, 0.03, strikes_classic=False), 0.6)
         assert forgiven == 0.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bursts_of_other_work_do_not_end_drafting(seed: int) -> None:
+    """The machine is 1.5 to 4 times slower now and then; what that moved comes back with it.
+
+    A burst of three times and more that ends after one classic step used to leave every width at
+    the burst's times, for good: what looks dear is not run, and so is not timed again.
+    """
+    rng = random.Random(seed)
+
+    def forward_s(rows: int, kv_tokens: int) -> float:
+        return 1e-3 * (2.0 + 0.27 * (rows - 1) + (0.0005 + 0.0003 * rows) * kv_tokens)
+
+    policy = MeasuredPolicy(bandwidth_bound=True)
+    for rows in range(1, 17):
+        policy.cost.calibrate(rows, 106, forward_s(rows, 106))
+    for k in (1, 2, 4, 8):
+        policy.cost.drafting.calibrate(k, 0.13e-3 * k)
+    now, slow, slow_end = 0.0, 1.0, 0.0
+    bursts = sorted(rng.uniform(0.0, 12.0) for _ in range(10))
+    rounds = classic = 0
+    for request in range(100):
+        kv_tokens, left = rng.choice((60, 90, 150, 300, 500, 800)), rng.choice((30, 60, 127))
+        while left > 0:
+            if bursts and now >= bursts[0]:
+                bursts.pop(0)
+                slow, slow_end = rng.choice((1.5, 2.5, 4.0)), now + rng.choice((0.02, 0.1, 0.4))
+            pace = (slow if now < slow_end else 1.0) * rng.uniform(0.98, 1.04)
+            view = RoundView(
+                remaining=left,
+                context_len=kv_tokens,
+                proposed=0,
+                ceiling=min(15, left - 1),
+                request=request,
+            )
+            k = policy.choose(view).k
+            accepted = 0
+            while accepted < k and rng.random() < 0.66:
+                accepted += 1
+            draft_s, verify_s = 0.13e-3 * k * pace, forward_s(1 + k, kv_tokens) * pace
+            round_s = verify_s + draft_s + (0.2e-3 if k else 0.08e-3) * pace
+            policy.observe(
+                RoundOutcome(
+                    k=k,
+                    paid=k > 0,
+                    accepted=accepted,
+                    emitted=accepted + 1,
+                    draft_s=draft_s,
+                    verify_s=verify_s,
+                    round_s=round_s,
+                    request=request,
+                    context_len=kv_tokens,
+                )
+            )
+            now += round_s
+            left -= accepted + 1
+            kv_tokens += accepted + 1
+            rounds, classic = rounds + 1, classic + (k == 0)
+        policy.forget(request)
+    assert classic / rounds < 0.15
