@@ -219,8 +219,8 @@ def play(style: str, rng: random.Random, num_rounds: int) -> list[Played]:
 def slack(played: list[Played]) -> tuple[float, float]:
     """Return the smallest (bound - D) over all windows, and the largest D - C, in capacities.
 
-    delta, A and the overshoot are the largest of the whole case. A window that begins with the run has
-    no savings behind it: it is held to the bound without them.
+    delta, A and the overshoot are the largest of the whole case. A window that begins with the run
+    has no savings behind it: it is held to the bound without them.
     """
     delta = max(0.0, *(step.delta for step in played))
     capacity_s = max(step.capacity_s for step in played)
