@@ -8,11 +8,11 @@ import numpy as np
 
 from slipstream.models.arch import Arch
 from slipstream.models.head import I32
-from slipstream.models.loading.assistant import (
+from slipstream.models.loading.assistant import write_assistant
+from slipstream.models.loading.assistant_config import (
     AssistantConfig,
     AssistantTarget,
     ClusterCounts,
-    write_assistant,
 )
 from slipstream.models.weights import F32
 

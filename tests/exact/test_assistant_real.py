@@ -10,7 +10,7 @@ import pytest
 import slipstream
 from slipstream.errors import ConfigError, LoadError, MismatchError
 from slipstream.models.loading import open_model, resolve_model
-from slipstream.models.loading.assistant import CONFIG_FILE
+from slipstream.models.loading.assistant_config import CONFIG_FILE
 from slipstream.types import SamplingParams
 from tests.assistants import write_random_assistant
 

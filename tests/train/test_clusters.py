@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from slipstream.models.loading.assistant import ClusterCounts  # noqa: E402
+from slipstream.models.loading.assistant_config import ClusterCounts  # noqa: E402
 from slipstream.train.clusters import cluster_rows, means  # noqa: E402
 from slipstream.train.head import Head  # noqa: E402
 from slipstream.train.objective import Objective  # noqa: E402

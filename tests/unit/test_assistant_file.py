@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from slipstream.errors import LoadError, MismatchError
-from slipstream.models.loading.assistant import AssistantTarget, read_assistant, write_assistant
+from slipstream.models.loading.assistant import read_assistant, write_assistant
+from slipstream.models.loading.assistant_config import AssistantTarget
 from slipstream.models.loading.assistant_tensors import quantize
 from slipstream.models.weights import QuantizedTensor
 from tests.assistants import random_assistant, write_random_assistant

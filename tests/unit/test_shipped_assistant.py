@@ -10,7 +10,8 @@ import pytest
 import slipstream
 from slipstream.errors import LoadError
 from slipstream.models.loading import open_model, resolve_model
-from slipstream.models.loading.assistant import AssistantTarget, read_assistant
+from slipstream.models.loading.assistant import read_assistant
+from slipstream.models.loading.assistant_config import AssistantTarget
 from tests.tiny import tiny_arch
 
 FOLDERS = sorted((Path(slipstream.__file__).parent / "drafters" / "checkpoints").glob("*/"))

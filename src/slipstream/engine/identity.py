@@ -11,7 +11,7 @@ from slipstream import __version__
 from slipstream.config import EngineConfig
 from slipstream.drafters import ngram
 from slipstream.kernels.ops import Backend
-from slipstream.models.loading.assistant import CONFIG_FILE
+from slipstream.models.loading.assistant_config import CONFIG_FILE
 from slipstream.models.loading.names import cache_dir
 from slipstream.policy.profile import ProfileKey
 

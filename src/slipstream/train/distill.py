@@ -18,12 +18,12 @@ from slipstream import __version__
 from slipstream.errors import ConfigError
 from slipstream.models.arch import Arch
 from slipstream.models.loading import ModelFile
-from slipstream.models.loading.assistant import (
+from slipstream.models.loading.assistant import write_assistant
+from slipstream.models.loading.assistant_config import (
     AssistantConfig,
     AssistantTarget,
     ClusterCounts,
     check_config,
-    write_assistant,
 )
 from slipstream.train.acceptance import Rounds
 from slipstream.train.clusters import cluster_rows

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.models.arch import Arch
-from slipstream.models.loading.assistant import AssistantConfig
+from slipstream.models.loading.assistant_config import AssistantConfig
 from slipstream.models.loading.assistant_tensors import GROUP
 from slipstream.train.clusters import means
 from slipstream.train.fuse import fuse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slipstream.models.loading.assistant import CONFIG_FILE
+from slipstream.models.loading.assistant_config import CONFIG_FILE
 
 FOLDER = Path(__file__).parent
 

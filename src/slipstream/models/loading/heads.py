@@ -8,7 +8,8 @@ from pathlib import Path
 
 from slipstream.models.arch import Arch
 from slipstream.models.head import HeadCheckpoint
-from slipstream.models.loading.assistant import CONFIG_FILE, read_assistant
+from slipstream.models.loading.assistant import read_assistant
+from slipstream.models.loading.assistant_config import CONFIG_FILE
 from slipstream.models.loading.gemma_assistant import MODEL_TYPES, read_gemma_assistant
 
 

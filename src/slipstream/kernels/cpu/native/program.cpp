@@ -299,9 +299,17 @@ void Program::run_norm_add(const Op& op, int member) {
 }
 
 // Units are heads, each with all rows: rows of one sequence write the same lines of a page, which must be
-// one member's. A KV head costs several query heads.
+// one member's. A KV head costs several query heads. Of many rows only few share lines across the cut
+// between two members, and each takes whole rows.
 void Program::run_rope_append(const Op& op, int member) {
   const KVView kv = op.kv->view(op.layer);
+  if (rows_.rows > MAX_SHARE) {
+    const Range range = mine(member, rows_.rows);
+    for (int r = range.begin; r < range.end; ++r)
+      kernels_->rope_append(kv, op.norms, rows_, r, 0, kv.heads + kv.kv_heads,
+                            at(op.in.buffer, r, member), at(op.out, r, member));
+    return;
+  }
   const int cost = kv.heads + kv.kv_heads * KV_HEAD_COST;
   const auto unit_at = [&](int point) {  // the first whose middle is not before the point
     if (point <= kv.heads) return point;
