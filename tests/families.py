@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +25,9 @@ from slipstream.models.loading.checkpoint import (
     tensor_shapes,
 )
 from slipstream.models.loading.families.gguf_arch import BLOCK
-from slipstream.models.loading.folder import MODEL_TYPES
+from slipstream.models.loading.folder import MODEL_TYPES, read_folder
 from slipstream.models.loading.keys import Keys
+from slipstream.models.loading.weights_map import load_decoder
 from slipstream.models.weights import F32, DenseTensor, Tensor
 from tests.gguf_files import Entry, gguf_bytes, toy_tokenizer
 from tests.mlx_files import write_mlx
@@ -274,6 +277,21 @@ def write_zeros_folder(folder: Path, config: dict[str, Any]) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     save_file(stored, folder / "model.safetensors")
     return folder
+
+
+def peak_of_loading(folder: Path, kind: str, backend: Any) -> int:
+    """Return the most bytes of Python's own that were held while a back end took a folder of zeros.
+
+    Its output matrix is far larger than all else. `kind` is how the matrices are rounded.
+    """
+    write_zeros_folder(folder, CONFIGS["llama 2"] | {"vocab_size": 1 << 16, "hidden_size": 256})
+    checkpoint = dataclasses.replace(read_folder(folder).checkpoint, quantize=kind)
+    tracemalloc.start()
+    try:
+        load_decoder(checkpoint, backend)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def folder_name(role: str, layer_names: Mapping[str, str]) -> str:

@@ -43,8 +43,3 @@ __all__ = [
 ]
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(params=["cuda"])
-def backend_name(request: pytest.FixtureRequest) -> str:
-    return request.param

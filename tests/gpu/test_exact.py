@@ -59,11 +59,6 @@ pytestmark = pytest.mark.gpu
 KERNELS = [("gemv", 16), ("multirow", 16), ("tile", 16), ("tile", 32), ("tile", 64), ("tile", 128)]
 
 
-@pytest.fixture(params=["cuda"])
-def backend_name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.mark.parametrize("pad", ["off", "8"])
 @pytest.mark.parametrize("k", [1, 4, 8, 15])
 @pytest.mark.parametrize(("kernel", "tile_m"), KERNELS)

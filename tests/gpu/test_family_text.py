@@ -34,11 +34,6 @@ REFUSED = [
 READ = [name for name in (*KINDS, *kinds.MIXED) if name not in REFUSED]
 
 
-@pytest.fixture(params=["cuda"])
-def backend_name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_family_is_refused(name: str) -> None:
     # What is refused would be skipped by the others.

@@ -28,11 +28,6 @@ __all__ = [
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(params=["cuda"])
-def backend_name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drafts_and_logits_are_near_the_references(
     pair: Pair, temperature: float, monkeypatch: pytest.MonkeyPatch

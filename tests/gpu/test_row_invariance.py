@@ -47,11 +47,6 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["cuda"])
-def backend_name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def long_model(heads: str, **options: Any) -> TinyModel:
     """Return a model with two prompts of LONG tokens in its pages."""
     arch = tiny_arch(context_len=4096, **HEADS[heads])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import shutil
-import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,15 @@ from slipstream.models.arch import plain_frequencies
 from slipstream.models.loading.fingerprint import fingerprint_of
 from slipstream.models.loading.folder import read_folder
 from slipstream.models.loading.folder_template import read_folder_template
-from slipstream.models.loading.weights_map import load_decoder
 from slipstream.models.weights import DenseTensor, Tensor
 from tests.families import (
     CONFIGS,
     FULL,
     SLIDING,
     family_arch,
+    peak_of_loading,
     random_weights,
     write_folder,
-    write_zeros_folder,
 )
 
 
@@ -405,15 +402,7 @@ class Letting:
 @pytest.mark.parametrize(("kind", "share"), [("none", 0.2), ("q4", 1.4)])
 def test_loading_holds_one_matrix_and_copies_none(tmp_path: Path, kind: str, share: float) -> None:
     # Dense matrices stay in the map; rounded ones take a byte a code, with their scales.
-    config = CONFIGS["llama 2"] | {"vocab_size": 1 << 16, "hidden_size": 256}
-    write_zeros_folder(tmp_path, config)
-    checkpoint = dataclasses.replace(read_folder(tmp_path).checkpoint, quantize=kind)
     backend = Letting()
-    tracemalloc.start()
-    try:
-        load_decoder(checkpoint, backend)  # type: ignore[arg-type]
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    peak = peak_of_loading(tmp_path, kind, backend)
     assert backend.largest >= 1 << 24
     assert peak < share * backend.largest + (8 << 20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,18 @@ from slipstream.errors import LoadError
 from slipstream.models import weights as module
 from slipstream.models.loading.arch_map import GgufSource
 from slipstream.models.loading.checkpoint import Source
-from slipstream.models.loading.folder import read_folder
 from slipstream.models.loading.gguf import read_gguf
 from slipstream.models.loading.mlx_source import MlxSource
 from slipstream.models.loading.safetensors_files import DenseSource, read_files
 from slipstream.models.loading.weights_map import load_decoder
 from slipstream.models.weights import DenseTensor, QuantizedTensor, Tensor, TensorInPieces
 from tests.families import (
-    CONFIGS,
     MemorySource,
     family_arch,
+    peak_of_loading,
     random_checkpoint,
     random_weights,
     write_folder,
-    write_zeros_folder,
 )
 from tests.gguf_files import BF16, BLOCKS, F16, F32, Entry, gguf_bytes
 from tests.mlx_files import write_mlx
@@ -196,15 +193,7 @@ class Taking:
 
 @pytest.mark.parametrize("kind", ["none", "q4", "q8"])
 def test_no_matrix_is_held_as_a_whole(tmp_path: Path, kind: str) -> None:
-    config = CONFIGS["llama 2"] | {"vocab_size": 1 << 16, "hidden_size": 256}
-    write_zeros_folder(tmp_path, config)
-    checkpoint = dataclasses.replace(read_folder(tmp_path).checkpoint, quantize=kind)
     backend = Taking()
-    tracemalloc.start()
-    try:
-        load_decoder(checkpoint, backend)  # type: ignore[arg-type]
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    peak = peak_of_loading(tmp_path, kind, backend)
     assert backend.largest >= 1 << 24
     assert peak < backend.largest / 2
